@@ -27,19 +27,6 @@ def sentences(activation, labels):
     return collapse_warnings(activation, labels, margin_loss(activation, labels).item())
 
 
-@pytest.mark.parametrize(("classes", "published"), [(10, 0.5236), (2, 0.2133)])
-def test_the_fingerprints_of_the_plateau(classes, published):
-    assert plateau(classes) == pytest.approx(published, abs=5e-5)
-    # No constant length has a lower loss.
-    labels = spread(200, classes)
-
-    def loss_of(length):
-        return margin_loss(torch.full((200, classes), length), labels).item()
-
-    minimum = min(map(loss_of, torch.linspace(0, 1, 2001).tolist()))
-    assert minimum == pytest.approx(plateau(classes), abs=1e-6)
-
-
 def test_dead_capsules_are_told_with_what_to_change():
     [sentence] = sentences(torch.full((30, 10), 0.01), spread(30, 10))
     assert "dead" in sentence

@@ -17,6 +17,7 @@ from torchcaps.data import Batch, Dataset
 from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.tasks import (
+    check_task,
     create_task,
     eval_outputs,
     evaluate_task,
@@ -78,8 +79,8 @@ def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
 
 def test_a_model_without_decoder_is_not_trained_to_draw():
     model = TransformingAutoencoder(1, 12, decoder=False, **SMALL)
-    with pytest.raises(ValueError, match="decoder: this task trains a model to draw"):
-        create_task(model, TrainConfig())
+    with pytest.raises(ValueError, match="reconstruct: this model has no decoder"):
+        check_task(create_task(model, TrainConfig()), as_set(dots(12)))
 
 
 def brightest(image):

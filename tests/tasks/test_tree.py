@@ -43,12 +43,13 @@ def network(**options):
 
 
 def test_worked_values_of_the_weights():
-    assert level_weights((2, 6, 10)) == pytest.approx([0.444, 0.333, 0.222], abs=5e-4)
-    dynamic = level_weights((2, 6, 10), [0.9, 0.6, 0.3])
+    fixed = level_weights((2, 6, 10))
+    np.testing.assert_allclose(fixed, [0.444, 0.333, 0.222], atol=5e-4)
+    dynamic = level_weights((2, 6, 10), torch.tensor([0.9, 0.6, 0.3], dtype=torch.float64))
     # 1 - 0.4, 1 - 0.2 and 1 - 0.0667 over their sum.
     expected = np.array([0.6, 0.8, 1 - 0.2 / 3]) / (0.6 + 0.8 + 1 - 0.2 / 3)
     np.testing.assert_allclose(dynamic, expected)
-    np.testing.assert_allclose(level_weights((2, 6, 10), [0.0, 0.0, 0.0]), [1 / 3] * 3)
+    np.testing.assert_allclose(level_weights((2, 6, 10), torch.zeros(3)), [1 / 3] * 3)
 
 
 PREDICTED = torch.tensor([[0, 0, 0], [0, 1, 1], [1, 2, 3], [0, 2, 4]])
@@ -90,8 +91,8 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
         losses.append(margin_loss(capsules.activation, labels))
         is_right = capsules.activation.argmax(dim=1) == labels
         accuracies.append(is_right.double().mean().item())
-    weights = level_weights(TREE.sizes, accuracies if loss == "dynamic_margin" else None)
-    total = torch.stack(losses) @ torch.tensor(weights, dtype=torch.float32)
+    accuracy = torch.tensor(accuracies) if loss == "dynamic_margin" else None
+    total = torch.stack(losses) @ level_weights(TREE.sizes, accuracy).float()
     torch.testing.assert_close(outputs["loss"], total)
     torch.testing.assert_close(outputs[loss], losses[-1])
     torch.testing.assert_close(outputs[f"{loss}_1"], losses[0])

@@ -15,9 +15,8 @@ from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.reporting.subject import open_task
-from torchcaps.tasks import Task, eval_outputs, evaluate_task
+from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
-from torchcaps.tasks.report_items import evenly
 from torchcaps.training import Run, TrainConfig
 from torchcaps.training.run import EVALUATION_FILE
 from torchcaps.training.sampling import cropped, load_images, load_official_val, split

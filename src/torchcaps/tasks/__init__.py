@@ -15,6 +15,7 @@ from torchcaps.tasks._base import (
     create_task as create_task,
     eval_outputs as eval_outputs,
     evaluate_task as evaluate_task,
+    evenly as evenly,
     list_tasks as list_tasks,
     register_loss as register_loss,
     register_task as register_task,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BATCH = 256
 Outputs = dict[str, Tensor]
+Predictions = list[dict[str, Any]]
 T = TypeVar("T", bound="type[Task]")
 TASKS: Registry[type[Task]] = Registry("task", "torchcaps.tasks")
 
@@ -118,10 +119,13 @@ class Task(nn.Module):
         self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
     ) -> None:
         super().__init__()
-        if self.requires and spec_of(model).task != self.name:
-            raise ArgumentError(
-                "task", f"{self.name} takes {self.requires}, got {type(model).__name__}"
-            )
+        self.model: Any = model  # of any class: what it can do, it declares
+        self.spec = spec_of(model) if declares(model) else self.default_spec
+        is_made_for_it = not self.requires or self.spec.task == self.name
+        if not is_made_for_it or self.spec.is_dense != self.is_dense:
+            unit = "pixels" if self.is_dense else "images"
+            takes = self.requires or f"a model whose outputs are of {unit}"
+            raise ArgumentError("task", f"{self.name} takes {takes}, got {type(model).__name__}")
         if images is not None and not self.supports(images):
             missing = [name for name in self.targets if name not in images.targets]
             advice = [f"; give {name!r} by name, as labels={{{name!r}: ...}}" for name in missing]
@@ -129,15 +133,6 @@ class Task(nn.Module):
                 "task",
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
-            )
-        self.model: Any = model  # of any class: what it can do, it declares
-        self.spec = spec_of(model) if declares(model) else self.default_spec
-        if self.spec.is_dense != self.is_dense:
-            unit = "pixels" if self.is_dense else "images"
-            raise ArgumentError(
-                "task",
-                f"{self.name} takes a model whose outputs are of {unit}, "
-                f"which {type(model).__name__} is not",
             )
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is not None:
@@ -240,8 +235,10 @@ class Task(nn.Module):
         """
         return []
 
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         """What the model says of single pictures, a dictionary each, ready for JSON.
+
+        It is called in inference mode.
 
         A dense task has `predict_pixels` in its place, which gives the probabilities of every class
         but the background, `[n, classes - 1, height, width]`.
@@ -313,23 +310,20 @@ def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
 
 
 def register_loss(
-    name: str | None = None,
-    *,
-    task: str = "classify",
-    reads: Collection[str] = (),
-    replace: bool = False,
+    name: str | None = None, *, task: str = "classify", **options: Any
 ) -> Callable[[Any], Any]:
     """Decorator: makes a function known as a loss of a task, which the setting `loss` may name.
 
     Its arguments are those of the losses of that task, such as `torchcaps.tasks.classify.Loss`.
-    `reads` names those of the settings `label_smoothing` and `class_weights` that it reads by
-    itself; a run that gives another one of them is refused.
-    Raises ValueError for a name that is taken, unless `replace`, and for a task of one loss.
+    The options are those of `Registry.register`: `reads` names those of the settings
+    `label_smoothing` and `class_weights` that it reads by itself; a run that gives another one of
+    them is refused. Raises ValueError for a name that is taken, unless `replace`, and for a task of
+    one loss.
     """
     losses = TASKS[task].losses
     if not isinstance(losses, Registry):
         raise ArgumentError("task", f"{task} takes no further losses")
-    return losses.register(name, reads=reads, replace=replace)
+    return losses.register(name, **options)
 
 
 list_tasks = TASKS.names
@@ -395,3 +389,8 @@ def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     indices = torch.arange(min(count, len(images)))
     batch = next(images.batches([indices], task.eval_targets(images)))
     return task.augment(batch.to(device_of(task.model)), Generator())
+
+
+def evenly(indices: Tensor, count: int) -> Tensor:
+    """At most `count` of these, spread over all of them in their order."""
+    return indices[torch.linspace(0, len(indices) - 1, min(count, len(indices))).round().long()]

@@ -29,7 +29,7 @@ views of a set get one canonical pose. Steps return `Outputs`, tensors by name.
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,12 +40,14 @@ from torchcaps.data import Batch, Dataset
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.points import cross_matrix
 from torchcaps.functional.squash import full_precision
 from torchcaps.models import Aligned
 from torchcaps.registry import Registry
 from torchcaps.tasks._base import (
     EvaluationResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
     first_batch,
@@ -250,8 +252,7 @@ class Align(Task):
             )
         ]
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         """The canonical pose of each set, and its parts.
 
         Args:
@@ -391,10 +392,9 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> di
         # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the matrix of
         # the cross product with (x, y, z).
         normal = torch.randn(count, views, 4, generator=generator, device=device)
-        w, x, y, z = F.normalize(normal, dim=2).unbind(dim=2)
-        zero = torch.zeros_like(w)
-        cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=2).unflatten(2, (3, 3))
+        quaternion = F.normalize(normal, dim=2)
+        cross = cross_matrix(quaternion[..., 1:])
         eye = torch.eye(3, device=device)
-        rotation = eye + 2 * (w[..., None, None] * cross + cross @ cross)
+        rotation = eye + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
     uniform = torch.rand(count, views, dim, generator=generator, device=device)
     return {"rotation": rotation, "shift": MAX_SHIFT * (2 * uniform - 1)}

@@ -26,6 +26,7 @@ from torchcaps.settings import TaskSettings
 from torchcaps.tasks._base import (
     EvaluationResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
     drawing_error,
@@ -297,8 +298,7 @@ class Classify(Task):
 
         return classified(self.model, evaluation, images)
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         activation = self.scores(images).activation.float().cpu()
         # Further outputs, which a module of the user may have, are named by their numbers.
         numbers = map(str, range(len(self.classes), activation.shape[1]))

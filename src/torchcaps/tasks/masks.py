@@ -41,7 +41,7 @@ def predict_masks(
     preprocess: Preprocess,
     output: Path | None,
 ) -> list[dict[str, Any]]:
-    """Predict the masks of images.
+    """Predict the masks of images, in inference mode.
 
     Args:
         task: a dense one.
@@ -78,7 +78,6 @@ def predict_masks(
     return rows
 
 
-@torch.inference_mode()
 def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
     """Predict the mask of one image.
 

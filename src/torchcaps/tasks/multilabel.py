@@ -5,8 +5,6 @@ section 6. It differs from the task of one class an image (`Classify`) in its ta
 the k classes of an image, and in its reconstructions, one for each of them.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, multi_hot
@@ -16,12 +14,12 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.tasks._base import (
     EvaluationResult,
     Outputs,
+    Predictions,
     ReportItem,
     drawing_error,
     register_task,
 )
 from torchcaps.tasks.classify import Classify
-from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
 
 PRESENT = 0.5  # activation from which on a picture is said to show a class
@@ -70,7 +68,7 @@ class Multilabel(Classify):
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)
 
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         rows = super().predict(images)
         for row in rows:
             activations = row["activations"].items()
@@ -79,6 +77,8 @@ class Multilabel(Classify):
         return rows
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
+        from torchcaps.tasks.report_items import overlaps
+
         if not self.spec.decoder or "single_label" not in images.targets:
             return []
         return [overlaps(self.model, images)]

@@ -23,7 +23,7 @@ from torchcaps.evaluation.base import MetricResult, check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs
-from torchcaps.tasks._base import join_outputs
+from torchcaps.tasks._base import BATCH, join_outputs
 
 SHIFT = ("dx", "dy")  # names of the m numbers of a transformation
 AFFINE = ("xx", "xy", "x", "yx", "yy", "y")
@@ -150,20 +150,16 @@ def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"
     return matrix[:, :2].flatten(1)  # the upper two rows
 
 
-def evaluate_transforming(
-    model: nn.Module, pairs: TransformedPairs, *, batch_size: int = 256
-) -> TransformingEvaluation:
+def evaluate_transforming(model: nn.Module, pairs: TransformedPairs) -> TransformingEvaluation:
     """Measure a `TransformingAutoencoder` on pairs that it was not trained with.
 
     Args:
         model: on any device; its mode is restored afterwards.
         pairs: see `transformed_pairs`; ValueError for fewer than two, or what it cannot take.
-        batch_size: pairs at a time.
     """
     check_images(pairs.source)
-    check_range("batch_size", batch_size, low=1)
     device = device_of(model)
-    batches = zip(*(tensor.split(batch_size) for tensor in pairs), strict=True)
+    batches = zip(*(tensor.split(BATCH) for tensor in pairs), strict=True)
     with evaluating(model):
         parts = [
             compare_pairs(model, TransformedPairs(*(tensor.to(device) for tensor in batch)))

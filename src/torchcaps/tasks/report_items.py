@@ -1,8 +1,12 @@
-"""Figures of models that tell classes apart, with their words, for plots and reports."""
+"""Figures of models that tell classes apart, with their words, for plots and reports.
+
+The module needs matplotlib.
+"""
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps import viz
 from torchcaps.data import Dataset
 from torchcaps.evaluation import (
     Evaluation,
@@ -11,7 +15,7 @@ from torchcaps.evaluation import (
     reconstructions,
     segment,
 )
-from torchcaps.tasks._base import ReportItem
+from torchcaps.tasks._base import ReportItem, evenly
 from torchcaps.types import ModelSpec, spec_of
 from torchcaps.words import join_names, percent, rounded
 
@@ -39,8 +43,6 @@ def classified(model: nn.Module, evaluation: Evaluation, images: Dataset) -> lis
 
 def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> ReportItem:
     """Test images beside the activations of their most active classes."""
-    from torchcaps import viz
-
     return ReportItem(
         "activations",
         "Examples",
@@ -57,8 +59,6 @@ def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> Report
 
 def confusions(evaluation: Evaluation) -> ReportItem:
     """The confusion matrix, and which classes are taken for which most often."""
-    from torchcaps import viz
-
     classes = evaluation.classes
     counts = evaluation.confusion
     mistakes = counts.clone().fill_diagonal_(0)
@@ -85,8 +85,6 @@ def confusions(evaluation: Evaluation) -> ReportItem:
 
 def by_class(evaluation: Evaluation) -> ReportItem:
     """Accuracy and precision of each class; of very many, a table of the least accurate."""
-    from torchcaps import viz
-
     per_class = evaluation.per_class
     accuracies = [row["accuracy"] for row in per_class]
     # Classes without images come last.
@@ -126,8 +124,6 @@ def by_class(evaluation: Evaluation) -> ReportItem:
 
 def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     """Whether activations can be read as confidence."""
-    from torchcaps import viz
-
     errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
     text = (
@@ -152,8 +148,6 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
 
 def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
     """Test images above what the decoder draws from the pose of the most active capsule alone."""
-    from torchcaps import viz
-
     pixels = images.float_images(indices)
     outputs = reconstructions(model, pixels)
     error = (pixels.cpu() - outputs.images).square().mean()
@@ -175,8 +169,6 @@ def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
 
 def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
     """Images of two classes, and what the decoder draws from their two most active capsules."""
-    from torchcaps import viz
-
     indices = evenly(torch.arange(len(images)), OVERLAPS)
     pixels = images.float_images(indices)
     labels = images.targets["single_label"][indices].cpu()
@@ -197,8 +189,3 @@ def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
         f"{len(indices)} images of two overlapping classes, and what the decoder draws of each "
         "class alone.",
     )
-
-
-def evenly(indices: Tensor, count: int) -> Tensor:
-    """At most `count` of these, spread over all of them in their order."""
-    return indices[torch.linspace(0, len(indices) - 1, min(count, len(indices))).round().long()]

@@ -49,10 +49,10 @@ from torchcaps.tasks._base import (
     Outputs,
     ReportItem,
     Task,
+    evenly,
     register_task,
 )
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
-from torchcaps.tasks.report_items import evenly
 from torchcaps.transfer import widen
 from torchcaps.types import ModelSpec
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from torchcaps.data import Batch, Dataset, Transforms
-from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import move_by_matrix
 from torchcaps.functional.bounds import without_autocast
@@ -29,6 +29,7 @@ from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.tasks._base import (
     EvaluationResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
     drawing_error,
@@ -48,7 +49,6 @@ from torchcaps.words import rounded
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
-AXES = ("batch", "channels", "height", "width")
 SHIFT = 2  # largest shift of a view in pixels
 # Largest changes of a view beside its shift, for affine poses; see `transformed_pairs`.
 CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}
@@ -83,10 +83,6 @@ class Transform(Task):
     requires = "a model whose poses a known transformation moves"  # words of the error for others
 
     def _setup(self, images: Dataset | None) -> None:
-        if not self.spec.decoder:
-            raise ArgumentError(
-                "decoder", "this task trains a model to draw, and it has no decoder"
-            )
         settings = self.config.augmentation
         self.ranges = {name: getattr(settings, name) for name in ("shift", *CHANGES)}
         for name in CHANGES:
@@ -155,8 +151,7 @@ class Transform(Task):
         unit = "pixels" if self.model.pose == "translation" else ""
         return _report_items(evaluation, pictures, self.model.strokes().cpu(), unit)
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         rows = []
         columns = (column.float().cpu() for column in self.model.capsules(images))
         for pose, presence in zip(*columns, strict=True):
@@ -272,7 +267,6 @@ def transformed_pairs(
     Raises:
         ValueError: images of other axes, an unknown pose, or a range below 0.
     """
-    check_shape("images", images, AXES)
     check_known("pose", pose, Pose)
     ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
     for name, limit in ranges.items():
@@ -323,12 +317,9 @@ def _random_views(
         shear = slant * ranges["shear"]
         cos = scale * angle.cos()
         sin = scale * angle.sin()
-        matrices = torch.eye(3, device=device).repeat(count, 1, 1)
-        matrices[:, 0, 0] = cos
-        matrices[:, 0, 1] = shear * cos - sin
-        matrices[:, 1, 0] = sin
-        matrices[:, 1, 1] = shear * sin + cos
-        matrices[:, :2, 2] = moves * (2 / max(img_size))
-        return matrices
+        x, y = moves.T * (2 / max(img_size))
+        zero = torch.zeros_like(x)
+        rows = [cos, shear * cos - sin, x, sin, shear * sin + cos, y, zero, zero, zero + 1]
+        return torch.stack(rows, dim=1).unflatten(1, (3, 3))
 
     return draw(), draw()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import TextTable
 from torchcaps.evaluation.forward import device_of
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
+from torchcaps.tasks._base import EvaluationResult, Outputs, Predictions, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.transfer import widen
 from torchcaps.types import ModelSpec
@@ -168,12 +169,12 @@ class Tree(Classify):
         Args:
             is_right: whether the predicted class is the true one.
         """
-        accuracies = None
+        accuracy = None
         if self.loss == DYNAMIC:
-            counts = torch.tensor([*is_right.sum(dim=0).tolist(), len(is_right)])
-            *counts, total = all_reduce_sum(counts).tolist()
-            accuracies = [count / total for count in counts]
-        return torch.tensor(level_weights(self.tree.sizes, accuracies), device=is_right.device)
+            counts = F.pad(is_right.sum(dim=0).cpu(), (0, 1), value=len(is_right))
+            counts = all_reduce_sum(counts).double()
+            accuracy = counts[:-1] / counts[-1]
+        return level_weights(self.tree.sizes, accuracy).to(is_right.device, torch.float32)
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations of the finest classes, labels, and predicted "paths" `[batch, levels]`."""
@@ -197,7 +198,7 @@ class Tree(Classify):
     def _path_figures(self, outputs: Outputs) -> dict[str, float]:
         return path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
 
-    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, Predictions, images: Dataset) -> EvaluationResult:
         finest = vars(super().evaluation(outputs, images))
         hierarchy = self._path_figures(outputs)
         return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"], hierarchy=hierarchy)
@@ -205,8 +206,7 @@ class Tree(Classify):
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         return [*_level_items(evaluation), *super().report_items(evaluation, images)]
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         paths = self.eval_step(Batch(images, {"label": labels}, labels))["paths"].cpu()
         rows = super().predict(images)
@@ -233,7 +233,9 @@ def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
     return agrees
 
 
-def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None) -> list[float]:
+def level_weights(
+    sizes: Sequence[int], accuracy: Float[Tensor, " levels"] | None = None
+) -> Float[Tensor, " levels"]:
     """Weights of the losses of the levels l, of sum 1.
 
     Args:
@@ -244,12 +246,11 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
         w_l = `1 - n_l / sum n`, divided by their sum: 0.444, 0.333 and 0.222 for 2, 6 and 10
         classes. With accuracies `1 - accuracy_l * w_l`, divided by their sum.
     """
-    weights = [1 - size / sum(sizes) for size in sizes]
-    weights = [weight / sum(weights) for weight in weights]
-    if accuracy is not None:
-        weights = [1 - a * weight for a, weight in zip(accuracy, weights, strict=True)]
-        weights = [weight / sum(weights) for weight in weights]
-    return weights
+    n = torch.tensor(sizes, dtype=torch.float64)
+    weights = F.normalize(1 - n / n.sum(), p=1, dim=0)
+    if accuracy is None:
+        return weights
+    return F.normalize(1 - accuracy * weights, p=1, dim=0)
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:

@@ -18,8 +18,6 @@ Labels have no part in the loss, nor in that choice. Images are clustered by the
 metrics ask whether these clusters are classes. Steps return `Outputs`, tensors by name.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -35,6 +33,7 @@ from torchcaps.tasks._base import (
     EvaluationResult,
     MetricResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
     eval_outputs,
@@ -217,15 +216,49 @@ class Unsupervised(Task):
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""
-        with evaluating(self):  # evaluation mode, no gradients
-            return [
-                _templates_item(self.model),
-                _drawings_item(self.model, first_batch(self, images, MAX_DRAWN_IMAGES).inputs),
-                _objects_item(self, images.subset(range(min(MAX_IMAGES, len(images))))),
-            ]
+        from torchcaps.viz.canvas import hues
+        from torchcaps.viz.tiles import image_rows
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        model = self.model
+        templates = model.templates()[:MAX_PARTS].cpu()
+        with evaluating(self):  # evaluation mode, no gradients
+            pixels = first_batch(self, images, MAX_DRAWN_IMAGES).inputs
+            explanation = model.explain(pixels)
+            layers = image_layers(explanation)
+            objects = _objects_item(self, images.subset(range(min(MAX_IMAGES, len(images)))))
+        # A color for each object, and white for "no object".
+        palette = F.pad(torch.from_numpy(hues(model.num_objects)), (0, 0, 0, 1), value=1.0)
+        colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
+        brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
+        pictures = {
+            "image": pixels.cpu(),
+            "drawn": layers.sum(dim=1).cpu(),
+            "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
+        }
+        return [
+            ReportItem(
+                "templates",
+                "The parts",
+                "Above: the template of each part. Below: the same as it covers others, white "
+                "where it covers them wholly. A part turns, sizes and places its template, and "
+                "gives it a color.",
+                image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
+                f"{len(templates)} learned templates.",
+            ),
+            ReportItem(
+                "parts",
+                "Images by their parts",
+                "Test images, what their parts draw together, and the same with a color for each "
+                "object: that of the object which explains a part best. White parts are explained "
+                "by none.",
+                image_rows(pictures),
+                f"{len(pixels)} test images above what is drawn of them, and the same in colors of "
+                "objects.",
+            ),
+            objects,
+        ]
+
+    def predict(self, images: Tensor) -> Predictions:
         """Of each image its cluster, the class of this cluster, and its most present objects."""
         presences = self.model(images).float().cpu()
         centers = self.model.centers[PRESENCE_ROW].cpu()
@@ -239,46 +272,6 @@ class Unsupervised(Task):
             objects = [{"object": k, "presence": float(presence[k])} for k in order]
             rows.append({"cluster": cluster, "class": label, "objects": objects})
         return rows
-
-
-def _templates_item(model: Any) -> ReportItem:
-    from torchcaps.viz.tiles import image_rows
-
-    templates = model.templates()[:MAX_PARTS].cpu()
-    return ReportItem(
-        "templates",
-        "The parts",
-        "Above: the template of each part. Below: the same as it covers others, white where it "
-        "covers them wholly. A part turns, sizes and places its template, and gives it a color.",
-        image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
-        f"{len(templates)} learned templates.",
-    )
-
-
-def _drawings_item(model: Any, images: Tensor) -> ReportItem:
-    from torchcaps.viz.canvas import hues
-    from torchcaps.viz.tiles import image_rows
-
-    explanation = model.explain(images)
-    layers = image_layers(explanation)
-    # A color for each object, and white for "no object".
-    palette = F.pad(torch.from_numpy(hues(model.num_objects)), (0, 0, 0, 1), value=1.0)
-    colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
-    brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
-    pictures = {
-        "image": images.cpu(),
-        "drawn": layers.sum(dim=1).cpu(),
-        "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
-    }
-    return ReportItem(
-        "parts",
-        "Images by their parts",
-        "Test images, what their parts draw together, and the same with a color for each object: "
-        "that of the object which explains a part best. White parts are explained by none.",
-        image_rows(pictures),
-        f"{len(images)} test images above what is drawn of them, and the same in colors of "
-        "objects.",
-    )
 
 
 def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
