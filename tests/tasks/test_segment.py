@@ -241,9 +241,8 @@ def test_a_class_that_no_mask_shows_has_a_warning():
     assert "no mask to train with shows the class 'triangle'" in history[0]["warnings"]
 
 
-@pytest.mark.parametrize("name", ["segcaps", "unet"])
-def test_a_stopped_run_ends_in_the_same_bytes(name, tmp_path):
-    assert_resumes(config_of(write_folder(tmp_path / "own"), name), tmp_path, step=2)
+def test_a_stopped_run_ends_in_the_same_bytes(tmp_path):
+    assert_resumes(config_of(write_folder(tmp_path / "own"), "segcaps"), tmp_path, step=2)
 
 
 def test_every_command_takes_a_run_of_segmentation(tmp_path, monkeypatch, capsys):

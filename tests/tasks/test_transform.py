@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import torchcaps as tc
 from checks import assert_equal, column
 from tasks.makers import batch_of
 from torchcaps.data import Batch, Dataset
@@ -166,13 +165,6 @@ def test_defaults_are_those_of_the_kind_of_pose():
 
 
 def test_models_and_settings_that_do_not_suit_are_refused():
-    with pytest.raises(
-        ValueError, match="task: transform takes a model whose poses a known .* moves, got CapsNet"
-    ):
-        create_task(
-            tc.create_model("capsnet", channels=8, primary_types=2),
-            TrainConfig.of(task="transform"),
-        )
     with pytest.raises(
         ValueError, match=r"degrees: expected 0 for poses that are moved by shifts, got 5\.0"
     ):

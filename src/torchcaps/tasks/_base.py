@@ -80,7 +80,7 @@ class Task(nn.Module):
     Attributes:
         spec: what the model declares, or `default_spec`.
         config: with task, loss and what depends on them filled; see `complete_config`.
-        loss: name of the loss; "" for prediction alone.
+        loss: name of the loss.
         classes: their names.
     """
 
@@ -112,8 +112,6 @@ class Task(nn.Module):
     # In words, the models it takes, if they are only those that declare it; and its data.
     requires: ClassVar[str] = ""
     data: ClassVar[str] = "images"
-    config = TrainConfig()  # for prediction alone
-    loss = ""
 
     def __init__(
         self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
@@ -135,23 +133,24 @@ class Task(nn.Module):
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
         self.classes = model_metadata(model).classes if images is None else images.classes
-        if config is not None:
-            self.config = complete_config(config, type(self), model, images, trains=False)
-            self.loss = self.config.task.loss
-            if self.augments:
-                self.transforms = Transforms(
-                    self.config.augmentation,
-                    self.config.data.crop,
-                    mask_classes=len(self.classes) if self.is_dense else None,
-                )
-            else:
-                refuse_augmentations(
-                    config.augmentation, f"the task {self.name}, which changes no images"
-                )
+        if config is None:
+            return
+        self.config = complete_config(config, type(self), model, images, trains=False)
+        self.loss = self.config.task.loss
+        if self.augments:
+            self.transforms = Transforms(
+                self.config.augmentation,
+                self.config.data.crop,
+                mask_classes=len(self.classes) if self.is_dense else None,
+            )
+        else:
+            refuse_augmentations(
+                config.augmentation, f"the task {self.name}, which changes no images"
+            )
         self._setup(images)
 
     def _setup(self, images: Dataset | None) -> None:
-        """Take what is needed of the settings and the images; by default nothing."""
+        """Take what a training or an evaluation needs of the settings and the images."""
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -237,8 +236,6 @@ class Task(nn.Module):
 
     def predict(self, images: Tensor) -> Predictions:
         """What the model says of single pictures, a dictionary each, ready for JSON.
-
-        It is called in inference mode.
 
         A dense task has `predict_pixels` in its place, which gives the probabilities of every class
         but the background, `[n, classes - 1, height, width]`.

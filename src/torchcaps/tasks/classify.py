@@ -298,6 +298,7 @@ class Classify(Task):
 
         return classified(self.model, evaluation, images)
 
+    @torch.inference_mode()
     def predict(self, images: Tensor) -> Predictions:
         activation = self.scores(images).activation.float().cpu()
         # Further outputs, which a module of the user may have, are named by their numbers.

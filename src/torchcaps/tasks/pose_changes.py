@@ -212,11 +212,8 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         "cross_correlation": _cross_correlation(true, estimated),
         "presence_change": (after_presence - before_presence).abs().mean().item(),
         "capsules_alive": int((presence > MIN_PRESENCE).sum()),
+        **_pixel_errors(columns),
     }
-    target = columns["target"]
-    for name in ("pixel", "copy", "moved"):
-        figures[f"{name}_mse"] = float(columns[f"{name}_error"].mean() / target[0].numel())
-    figures["mean_mse"] = float((target - target.mean(dim=0)).square().mean())
     return TransformingEvaluation(
         figures,
         num_samples=len(true),
@@ -228,6 +225,17 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         capsule_slope=capsule_slopes.float(),
         presence=presence.float(),
     )
+
+
+def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
+    """Mean squared errors per pixel: of the drawing, and of three images for comparison."""
+    target = columns["target"]
+    num_pixels = target[0].numel()
+    errors = {
+        f"{name}_mse": float(columns[f"{name}_error"].mean() / num_pixels)
+        for name in ("pixel", "copy", "moved")
+    }
+    return errors | {"mean_mse": float((target - target.mean(dim=0)).square().mean())}
 
 
 def _cross_correlation(true: Tensor, predicted: Tensor) -> float:

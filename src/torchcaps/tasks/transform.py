@@ -151,6 +151,7 @@ class Transform(Task):
         unit = "pixels" if self.model.pose == "translation" else ""
         return _report_items(evaluation, pictures, self.model.strokes().cpu(), unit)
 
+    @torch.inference_mode()
     def predict(self, images: Tensor) -> Predictions:
         rows = []
         columns = (column.float().cpu() for column in self.model.capsules(images))
@@ -194,6 +195,8 @@ def _report_items(
         "the input, itself transformed": "moved",
         "the mean of all targets": "mean",
     }
+    pairs = (evaluation.true[:MAX_POINTS], evaluation.predicted[:MAX_POINTS])
+    units = "What the generation units of the capsules most often present draw"
     capsules = evaluation.presence.argsort(descending=True)[:MAX_DRAWN_CAPSULES]
     return [
         ReportItem(
@@ -202,12 +205,7 @@ def _report_items(
             "Each image is paired with itself transformed. The capsules, weighted by their "
             "presence in both, say what was done; it is known what was. A correlation and a slope "
             "of 1 would be right. R² is a mean over single capsules.",
-            viz.predicted_transformations(
-                evaluation.true[:MAX_POINTS],
-                evaluation.predicted[:MAX_POINTS],
-                names=names,
-                unit=unit,
-            ),
+            viz.predicted_transformations(*pairs, names=names, unit=unit),
             f"Estimated against true {' and '.join(names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
             tuple(numbers),
@@ -231,11 +229,8 @@ def _report_items(
             f"{figures['presence_change']:.3f} on average when the image is transformed; it ought "
             "to stay. Below, a row for each of those most often present: what its generation units "
             "draw.",
-            viz.generation_weights(
-                strokes[capsules, :MAX_UNITS],
-                title="what the generation units of the capsules most often present draw",
-            ),
-            "What the generation units of the capsules most often present draw, a row a capsule.",
+            viz.generation_weights(strokes[capsules, :MAX_UNITS], title=units),
+            f"{units}, a row a capsule.",
         ),
     ]
 

@@ -14,6 +14,7 @@ Out: a weighted sum of a loss of each level; and metrics that compare predicted 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -46,12 +47,15 @@ class TreeEvaluation(Evaluation):
     Attributes:
         tree: of the classes.
         paths: predicted class on every level; a class need not be the parent of the next.
-        hierarchy: metrics by name, see `path_figures`.
     """
 
     tree: LabelTree
     paths: Paths
-    hierarchy: dict[str, float]
+
+    @cached_property
+    def hierarchy(self) -> dict[str, float]:
+        """Metrics by name, see `path_figures`."""
+        return path_figures(self.paths, self.truth, self.tree)
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | self.hierarchy
@@ -82,10 +86,6 @@ class Tree(Classify):
 
     A model with capsules for every level learns a weighted sum of the losses of all levels. Any
     other classifier of the finest classes is trained as by the base class.
-
-    Attributes:
-        tree: of the classes.
-        knows_levels: whether the model has capsules for every level.
     """
 
     # Answers to the questions of the base class `Task`:
@@ -98,28 +98,36 @@ class Tree(Classify):
     )
     model_tasks = ("classify", "tree")  # tasks of models for which "auto" may mean this one
     data = "classes that are paths of one depth, such as clothing/tops/shirt"
-    ancestors: Tensor  # `[classes, levels]`: the path of each finest class
 
     def _setup(self, images: Dataset | None) -> None:
         super()._setup(images)
-        tree = label_tree(self.classes)
-        if tree is None:
+        if self.knows_levels and self.model.tree != self.tree:
             raise ArgumentError(
-                "task", f"tree takes {self.data}, got {join_names(self.classes) or 'none'}"
-            )
-        self.tree = tree
-        self.knows_levels = self.spec.task == self.name
-        if self.knows_levels and self.model.tree != tree:
-            raise ArgumentError(
-                "model", f"expected one built for a tree with levels of {tree.sizes} classes"
+                "model", f"expected one built for a tree with levels of {self.tree.sizes} classes"
             )
         if self.loss == DYNAMIC and not self.knows_levels:
             raise ArgumentError(
                 "loss",
                 f"{DYNAMIC} weighs levels of a label tree, and this model tells only its finest",
             )
-        ancestors = torch.tensor(tree.ancestors, device=device_of(self.model))
-        self.register_buffer("ancestors", ancestors, persistent=False)
+
+    @property
+    def knows_levels(self) -> bool:
+        """Whether the model has capsules for every level."""
+        return self.spec.task == self.name
+
+    @cached_property
+    def tree(self) -> LabelTree:
+        """That of the classes."""
+        tree = label_tree(self.classes)
+        if tree is None:
+            raise ArgumentError("task", f"tree takes {self.data}, got {join_names(self.classes)}")
+        return tree
+
+    @cached_property
+    def ancestors(self) -> Paths:
+        """The path of each finest class, `[classes, levels]`, where the model is."""
+        return torch.tensor(self.tree.ancestors, device=device_of(self.model))
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -142,12 +150,12 @@ class Tree(Classify):
             return super().training_step(batch, fraction_trained)
         labels = batch.targets["label"]
         paths = self.ancestors[labels]
-        activations = self._level_activations(batch.inputs)
+        activations, predicted = self._predict_levels(batch.inputs)
         losses = [
             self._compute_loss(Scores(activation), classes, fraction_trained, labels)
             for activation, classes in zip(activations, paths.T, strict=True)
         ]
-        is_right = _predicted_paths(activations) == paths  # [batch, levels]
+        is_right = predicted == paths  # [batch, levels]
         weights = self._weights(is_right)
         outputs = {"loss": (weights * torch.stack(losses)).sum(), self.loss: losses[-1]}
         for level, loss in enumerate(losses[:-1], start=1):
@@ -156,9 +164,10 @@ class Tree(Classify):
         outputs["activation"] = activations[-1].detach()
         return outputs
 
-    def _level_activations(self, images: Tensor) -> list[Tensor]:
-        """Activations of the classes of every level, each `[batch, classes of the level]`."""
-        return [capsules.activation for capsules in self.model.levels(images)]
+    def _predict_levels(self, images: Tensor) -> tuple[list[Tensor], Paths]:
+        """Activations `[batch, classes]` of every level, and its most active classes."""
+        activations = [capsules.activation for capsules in self.model.levels(images)]
+        return activations, torch.stack([each.argmax(dim=1) for each in activations], dim=1)
 
     def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Weights of the levels in this step; see `level_weights`.
@@ -183,25 +192,22 @@ class Tree(Classify):
             activation = outputs["activation"]
             check_shape("activation", activation, ("batch", "classes"), classes=len(self.ancestors))
             return outputs | {"paths": self.ancestors[activation.argmax(dim=1)]}
-        activations = self._level_activations(batch.inputs)
+        activations, predicted = self._predict_levels(batch.inputs)
         return {
             "activation": activations[-1].float(),
             "labels": batch.targets["label"],
-            "paths": _predicted_paths(activations),
+            "paths": predicted,
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of the finest classes, and of paths."""
-        figures = self._path_figures(outputs)
+        truth = self.ancestors.cpu()[outputs["labels"]]
+        figures = path_figures(outputs["paths"], truth, self.tree)
         return super().compute_metrics(outputs) | {name: figures[name] for name in EPOCH_METRICS}
 
-    def _path_figures(self, outputs: Outputs) -> dict[str, float]:
-        return path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
-
-    def evaluation(self, outputs: Outputs, Predictions, images: Dataset) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         finest = vars(super().evaluation(outputs, images))
-        hierarchy = self._path_figures(outputs)
-        return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"], hierarchy=hierarchy)
+        return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"])
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         return [*_level_items(evaluation), *super().report_items(evaluation, images)]
@@ -214,11 +220,6 @@ class Tree(Classify):
             row["consistent"] = bool(consistent)
             row["levels"] = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
         return rows
-
-
-def _predicted_paths(activations: Sequence[Tensor]) -> Paths:
-    """The most active class of every level."""
-    return torch.stack([activation.argmax(dim=1) for activation in activations], dim=1)
 
 
 def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:

@@ -216,67 +216,70 @@ class Unsupervised(Task):
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""
-        from torchcaps.viz.canvas import hues
-        from torchcaps.viz.tiles import image_rows
+        return [*_part_items(self, images), _objects_item(self, images)]
 
-        model = self.model
-        templates = model.templates()[:MAX_PARTS].cpu()
-        with evaluating(self):  # evaluation mode, no gradients
-            pixels = first_batch(self, images, MAX_DRAWN_IMAGES).inputs
-            explanation = model.explain(pixels)
-            layers = image_layers(explanation)
-            objects = _objects_item(self, images.subset(range(min(MAX_IMAGES, len(images)))))
-        # A color for each object, and white for "no object".
-        palette = F.pad(torch.from_numpy(hues(model.num_objects)), (0, 0, 0, 1), value=1.0)
-        colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
-        brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
-        pictures = {
-            "image": pixels.cpu(),
-            "drawn": layers.sum(dim=1).cpu(),
-            "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
-        }
-        return [
-            ReportItem(
-                "templates",
-                "The parts",
-                "Above: the template of each part. Below: the same as it covers others, white "
-                "where it covers them wholly. A part turns, sizes and places its template, and "
-                "gives it a color.",
-                image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
-                f"{len(templates)} learned templates.",
-            ),
-            ReportItem(
-                "parts",
-                "Images by their parts",
-                "Test images, what their parts draw together, and the same with a color for each "
-                "object: that of the object which explains a part best. White parts are explained "
-                "by none.",
-                image_rows(pictures),
-                f"{len(pixels)} test images above what is drawn of them, and the same in colors of "
-                "objects.",
-            ),
-            objects,
-        ]
-
+    @torch.inference_mode()
     def predict(self, images: Tensor) -> Predictions:
         """Of each image its cluster, the class of this cluster, and its most present objects."""
         presences = self.model(images).float().cpu()
         centers = self.model.centers[PRESENCE_ROW].cpu()
         clusters = nearest(self._presence_points(presences), centers)
-        classes = self.model.cluster_classes[PRESENCE_ROW].cpu()[clusters]
+        classes = self.model.cluster_classes[PRESENCE_ROW].tolist()
         rows = []
-        for presence, cluster, label in zip(
-            presences, clusters.tolist(), classes.tolist(), strict=True
-        ):
+        for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_OBJECTS].tolist()
             objects = [{"object": k, "presence": float(presence[k])} for k in order]
-            rows.append({"cluster": cluster, "class": label, "objects": objects})
+            rows.append({"cluster": cluster, "class": classes[cluster], "objects": objects})
         return rows
+
+
+def _part_items(task: Unsupervised, images: Dataset) -> list[ReportItem]:
+    """Templates of the parts, and test images drawn by their parts."""
+    from torchcaps.viz.canvas import hues
+    from torchcaps.viz.tiles import image_rows
+
+    model = task.model
+    templates = model.templates()[:MAX_PARTS].cpu()
+    with evaluating(task):  # evaluation mode, no gradients
+        pixels = first_batch(task, images, MAX_DRAWN_IMAGES).inputs
+        explanation = model.explain(pixels)
+        layers = image_layers(explanation)
+    # A color for each object, and white for "no object".
+    palette = F.pad(torch.from_numpy(hues(model.num_objects)), (0, 0, 0, 1), value=1.0)
+    colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
+    brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
+    pictures = {
+        "image": pixels.cpu(),
+        "drawn": layers.sum(dim=1).cpu(),
+        "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
+    }
+    return [
+        ReportItem(
+            "templates",
+            "The parts",
+            "Above: the template of each part. Below: the same as it covers others, white "
+            "where it covers them wholly. A part turns, sizes and places its template, and "
+            "gives it a color.",
+            image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
+            f"{len(templates)} learned templates.",
+        ),
+        ReportItem(
+            "parts",
+            "Images by their parts",
+            "Test images, what their parts draw together, and the same with a color for each "
+            "object: that of the object which explains a part best. White parts are explained "
+            "by none.",
+            image_rows(pictures),
+            f"{len(pixels)} test images above what is drawn of them, and the same in colors of "
+            "objects.",
+        ),
+    ]
 
 
 def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
     from torchcaps.viz.tiles import image_rows
 
+    images = images.subset(range(min(MAX_IMAGES, len(images))))
     outputs = eval_outputs(task, images, alone=True)  # one process draws
     presence = outputs["presence"]  # [n, objects]
     order = presence.mean(dim=0).argsort(descending=True, stable=True)
@@ -286,7 +289,8 @@ def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
         # Images in which object k is most present, each beside the parts that it explains.
         ranking = presence[:, k].argsort(descending=True, stable=True)[:MAX_OBJECT_IMAGES]
         top_images = images.float_images(ranking).to(device_of(task.model))
-        explanation = task.model.explain(top_images)
+        with evaluating(task):
+            explanation = task.model.explain(top_images)
         posterior = explanation.posterior[..., k, None, None, None]  # r_km, [n, m, 1, 1, 1]
         drawings = (image_layers(explanation)[:, :-1] * posterior).sum(dim=1)
         pictures[str(k)] = torch.stack([top_images, drawings], dim=1).flatten(0, 1).cpu()
