@@ -176,25 +176,20 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     before_presence = columns["before_presence"]
     after_presence = columns["after_presence"]
     presence = (before_presence.mean(dim=0) + after_presence.mean(dim=0)) / 2
-    num_numbers = true.shape[1]
-    names = SHIFT if num_numbers == len(SHIFT) else AFFINE
+    names = SHIFT if true.shape[1] == len(SHIFT) else AFFINE
     estimated = estimated_transformations(columns)
     correlations, slopes = fit_line(true, estimated)
-
     # Each capsule by itself: its pairs are weighted by its presence in both images.
     weight = (before_presence * after_presence).unsqueeze(-1)
-    expected = (columns["expected"] - columns["before"])[..., :num_numbers]
-    change = (columns["after"] - columns["before"])[..., :num_numbers]
+    expected = (columns["expected"] - columns["before"])[..., : len(names)]
+    change = (columns["after"] - columns["before"])[..., : len(names)]
     capsule_correlations, capsule_slopes = fit_line(expected, change, weight)
-
-    # All capsules: means weighted by their presence. Those that never move do not count.
+    # Means weighted by presence. Capsules that never move do not count.
     moves = capsule_correlations.isfinite().all(dim=1)
     share = (presence * moves / presence[moves].sum()).unsqueeze(-1)  # [capsules, 1], of sum 1
     r = capsule_correlations.nan_to_num()
     slope = capsule_slopes.nan_to_num()
-    mean_slope = (share * slope).sum(dim=0)
-    slope_variance = (share * (slope - mean_slope).square()).sum(dim=0)
-
+    slope_variance = (share * (slope - (share * slope).sum(dim=0)).square()).sum(dim=0)
     by_number = {
         "correlation": correlations,
         "r2": correlations.square(),
