@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from torchcaps.reporting import open_task, save_figure
+from torchcaps.tasks import evaluate_task
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png"
 
@@ -18,7 +19,7 @@ PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png
 def main(run: str, root: str | None = None) -> None:
     """Draw what the run's report shows."""
     task, images = open_task(run, root=root, device="cpu")
-    [report_item] = task.report_items(task.evaluate(images), images)
+    [report_item] = task.report_items(evaluate_task(task, images), images)
     assert report_item.figure is not None
     print(save_figure(report_item.figure, PICTURE))
 

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TypeVar
 
 from torchcaps import plugins
@@ -24,8 +25,9 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: of its entries, in words, for error messages: "model", "data set".
-        home: a module that registers the library's entries when it is imported, which is done when
-            a name is first looked up or listed; by default they are there already.
+        home: module that registers the library's entries when it is imported, or a package of such
+            modules, named like their entries. It is imported when a name is first looked up or
+            listed; "" where others import it.
 
     Example:
         >>> schedules = Registry("schedule")
@@ -35,7 +37,7 @@ class Registry(Mapping[str, T]):
         1.0
     """
 
-    def __init__(self, kind: str, home: str = "torchcaps.registry") -> None:
+    def __init__(self, kind: str, home: str = "") -> None:
         self.kind = kind
         self.home = home
         self._entries: dict[str, T] = {}
@@ -106,7 +108,7 @@ class Registry(Mapping[str, T]):
         return UnknownNameError(self.kind, name, self._entries, note=plugins.failure_note())
 
     def _load(self) -> None:
-        importlib.import_module(self.home)
+        self._import_home()
         plugins.load_entry_points()
 
     def __iter__(self) -> Iterator[str]:
@@ -119,12 +121,28 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries:
+            file = f"{self.home}.{name}"
+            if self.is_package and str(name).isidentifier() and find_spec(file):
+                importlib.import_module(file)
+        if name not in self._entries:
             self._load()
         return name in self._entries
 
+    @property
+    def is_package(self) -> bool:
+        """Whether the entries are in files of a package, each of them in one of its name."""
+        return bool(self.home) and hasattr(importlib.import_module(self.home), "__path__")
+
+    def _import_home(self) -> None:
+        if self.is_package:
+            import_submodules(self.home)
+
     def _save(self) -> Callable[[], None]:
-        """The function that restores the entries of now."""
-        importlib.import_module(self.home)
+        """The function that restores the entries of now.
+
+        A file is imported once, so its entries are to be among them.
+        """
+        self._import_home()
         entries = dict(self._entries)
         reads = dict(self._reads)
 

@@ -31,7 +31,7 @@ from torchcaps.reporting.answers import check_same_task, have_same_images
 from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
+from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class
 from torchcaps.templates import Picture
 from torchcaps.training import train
@@ -260,7 +260,7 @@ def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finis
     summary = sections.summary(run).body
     check_words(summary, "Never predicted", "1, 2", "accuracy 33.33 % (balanced)", "F1 0.1667")
     item = by_class(run.evaluation)
-    assert "No image was taken for: 1, 2." in item.about
+    assert "Never predicted: 1, 2." in item.about
     assert item.heads[-2:] == ("F1", "AUROC")
     assert item.rows[0][-2:] == ("0.5000", "0.5000")
     assert "Never predicted" not in sections.summary(with_truth(finished)).body
@@ -429,7 +429,7 @@ def pairs_run(finished, bars):
         finished,
         task=task,
         num_images=len(pairs),
-        evaluation=task.evaluate(pairs),
+        evaluation=evaluate_task(task, pairs),
         num_diagnosed=8,
         images=pairs,
     )

@@ -129,7 +129,7 @@ def test_metrics_of_the_settings_are_reported_if_the_task_has_the_outputs_they_n
         config = TrainConfig.of(metrics=names, epochs=1, device="cpu", precision="fp32")
         assert TrainConfig.from_dict(config.to_dict()) == config
         model, history = tc.fit(plain, images, validation=images, config=config)
-        evaluation = tc.tasks.create_task(model, config, images).evaluate(images)
+        evaluation = tc.tasks.evaluate_task(tc.tasks.create_task(model, config, images), images)
         figures = evaluation.to_dict()
     probabilities = model(images.images).softmax(dim=1)
     target = nn.functional.one_hot(images.labels, 3)

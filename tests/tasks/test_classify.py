@@ -217,7 +217,7 @@ def test_a_network_for_one_class_refuses_two_labels():
         losses(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), images_of(), TWO)
     with pytest.raises(
         ValueError,
-        match="task: classify takes images of one class each: it needs the target 'label'",
+        match="task: classify takes images of one class each, got .* give 'label' by name, as labels=",
     ):
         task_of(model_of(), TWO, task="classify")
 

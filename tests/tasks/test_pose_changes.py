@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.models import TransformedPairs, TransformingAutoencoder
-from torchcaps.tasks import evaluate_transforming
+from torchcaps.tasks import evaluate_transforming, pose_changes
 from torchcaps.types import Capsules
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -37,12 +37,13 @@ def numbered(first, count):
     return images
 
 
-def test_figures_of_shifts():
+def test_figures_of_shifts(monkeypatch):
+    monkeypatch.setattr(pose_changes, "BATCH", 7)
     shifts = torch.randn(40, 2, generator=GENERATOR)
     origin = torch.randn(40, 2, generator=GENERATOR)
     model = KnownPoses(torch.cat([origin, origin + shifts]))
     evaluation = evaluate_transforming(
-        model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts), batch_size=7
+        model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts)
     )
     torch.testing.assert_close(
         evaluation.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])

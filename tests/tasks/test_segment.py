@@ -216,7 +216,7 @@ def test_images_settings_and_models_that_do_not_suit_are_refused():
     plain = Dataset(torch.zeros(2, 1, 16, 16), {"label": torch.tensor([0, 1])}, ("a", "b"), "plain")
     with pytest.raises(
         ValueError,
-        match="it needs the target 'mask', and plain has label; give it by name",
+        match="got .*'plain'.* with the targets label; give 'mask' by name",
     ):
         create_task(model_of(), TrainConfig(), plain)
     with pytest.raises(
@@ -224,15 +224,11 @@ def test_images_settings_and_models_that_do_not_suit_are_refused():
         match="morphology: expected 0 for images with masks, which would not fit, got 0.5",
     ):
         create_task(model_of(), TrainConfig.of(morphology=0.5))
-    with pytest.raises(
-        ValueError, match="takes a model whose outputs are of pixels, which CapsNet is not"
-    ):
+    with pytest.raises(ValueError, match="takes a model whose outputs are of pixels, got CapsNet"):
         create_task(
             tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment")
         )
-    with pytest.raises(
-        ValueError, match="takes a model whose outputs are of images, which UNet is not"
-    ):
+    with pytest.raises(ValueError, match="takes a model whose outputs are of images, got UNet"):
         create_task(model_of(), TrainConfig.of(task="classify"))
 
 
@@ -245,9 +241,8 @@ def test_a_class_that_no_mask_shows_has_a_warning():
     assert "no mask to train with shows the class 'triangle'" in history[0]["warnings"]
 
 
-@pytest.mark.parametrize("name", ["segcaps", "unet"])
-def test_a_stopped_run_ends_in_the_same_bytes(name, tmp_path):
-    assert_resumes(config_of(write_folder(tmp_path / "own"), name), tmp_path, step=2)
+def test_a_stopped_run_ends_in_the_same_bytes(tmp_path):
+    assert_resumes(config_of(write_folder(tmp_path / "own"), "segcaps"), tmp_path, step=2)
 
 
 def test_every_command_takes_a_run_of_segmentation(tmp_path, monkeypatch, capsys):

@@ -10,15 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import torchcaps as tc
 from checks import assert_equal, column
 from tasks.makers import batch_of
 from torchcaps.data import Batch, Dataset
 from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.tasks import (
+    check_task,
     create_task,
     eval_outputs,
+    evaluate_task,
     evaluate_transforming,
     list_tasks,
     task_class,
@@ -77,8 +78,8 @@ def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
 
 def test_a_model_without_decoder_is_not_trained_to_draw():
     model = TransformingAutoencoder(1, 12, decoder=False, **SMALL)
-    with pytest.raises(ValueError, match="decoder: this task trains a model to draw"):
-        create_task(model, TrainConfig())
+    with pytest.raises(ValueError, match="reconstruct: this model has no decoder"):
+        check_task(create_task(model, TrainConfig()), as_set(dots(12)))
 
 
 def brightest(image):
@@ -165,13 +166,6 @@ def test_defaults_are_those_of_the_kind_of_pose():
 
 def test_models_and_settings_that_do_not_suit_are_refused():
     with pytest.raises(
-        ValueError, match="task: transform takes a model whose poses a known .* moves, got CapsNet"
-    ):
-        create_task(
-            tc.create_model("capsnet", channels=8, primary_types=2),
-            TrainConfig.of(task="transform"),
-        )
-    with pytest.raises(
         ValueError, match=r"degrees: expected 0 for poses that are moved by shifts, got 5\.0"
     ):
         small(degrees=5.0)
@@ -234,7 +228,7 @@ def test_the_loss_is_the_error_of_the_drawn_target_summed_over_pixels(pose):
 def test_figures_of_held_out_images_are_those_of_the_evaluation(pose):
     task = small(pose)
     images = as_set(blobs(50))
-    evaluation = task.evaluate(images)
+    evaluation = evaluate_task(task, images)
     metrics = task.compute_metrics(eval_outputs(task, images))
     assert metrics.keys() == {"loss", "correlation"}
     assert metrics["loss"] == pytest.approx(144 * evaluation.figures["pixel_mse"], rel=1e-5)
@@ -266,7 +260,7 @@ def test_predictions_name_the_most_present_capsules():
 def test_a_report_shows_correlations_drawings_and_the_work_of_capsules(pose):
     task = small(pose)
     images = as_set(blobs(20))
-    evaluation = task.evaluate(images)
+    evaluation = evaluate_task(task, images)
     scatter, triplets, generation = task.report_items(evaluation, images)
     assert (scatter.key, triplets.key, generation.key) == ("scatter", "triplets", "generation")
     for item in (scatter, triplets, generation):

@@ -41,9 +41,8 @@ def config_of(data, options=None, **changes):
     return TrainConfig.of(**settings | changes)
 
 
-@pytest.mark.parametrize(("pose", "step"), [("translation", 5), ("affine", 3)])
-def test_a_run_can_be_used_and_resumed(noise, tmp_path, pose, step):
-    run = assert_resumes(config_of(noise, {"pose": pose}, seed=4), tmp_path, step)
+def test_a_run_can_be_used_and_resumed(noise, tmp_path):
+    run = assert_resumes(config_of(noise, {"pose": "affine"}, seed=4), tmp_path, step=3)
     assert column(run.rows, "epoch") == [1, 2, 3]
     for row in run.rows:
         assert row["score"] == "correlation"

@@ -220,7 +220,7 @@ def test_an_empty_configuration_is_none(images):
             None,
             {},
             ValueError,
-            "model: expected an output for each of 3 classes, got 2",
+            "outputs of the model: expected at least 3, got 2",
         ),
         (
             small,

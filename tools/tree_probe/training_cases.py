@@ -463,7 +463,11 @@ def probe_training(setup: Setup, steps: int) -> Record:
         if "crop" in settings:
             test_images = test_images.cropped(settings["crop"])
         task = tc.tasks.create_task(fitted, config, test_images)
-        record.add("evaluation", task.evaluate(test_images).to_dict())
+        if hasattr(tc.tasks, "evaluate_task"):
+            evaluation = tc.tasks.evaluate_task(task, test_images)
+        else:  # an older tree
+            evaluation = task.evaluate(test_images)
+        record.add("evaluation", evaluation.to_dict())
     return record
 
 

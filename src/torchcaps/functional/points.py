@@ -105,15 +105,15 @@ def _rotation_3d(covariance: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch
     )
     # The turn w is zero in value, so that R stays; its gradient is that of the optimum.
     turn = compliance @ (torque - torque.detach()).unsqueeze(2)
-    return rotation + rotation @ _cross_matrix(turn.squeeze(2))
+    return rotation + rotation @ cross_matrix(turn.squeeze(2))
 
 
-def _cross_matrix(vectors: Float[Tensor, "batch 3"]) -> Float[Tensor, "batch 3 3"]:
+def cross_matrix(vectors: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3 3"]:
     """Matrices W with `W a` the cross product of a vector and a."""
-    x, y, z = vectors.unbind(dim=1)
+    x, y, z = vectors.unbind(dim=-1)
     zero = torch.zeros_like(x)
     elements = [zero, -z, y, z, zero, -x, -y, x, zero]
-    return torch.stack(elements, dim=1).unflatten(1, (3, 3))
+    return torch.stack(elements, dim=-1).unflatten(-1, (3, 3))
 
 
 def chamfer_distance(

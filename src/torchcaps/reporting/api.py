@@ -15,6 +15,7 @@ from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.prediction import ModelOrRun
 from torchcaps.reporting.subject import Data, load_model, open_task
+from torchcaps.tasks import evaluate_task
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder, write_json
 from torchcaps.training.run import EVALUATION_FILE
@@ -79,7 +80,7 @@ def evaluate(
     folder = Path(output or "")
     if writes:
         _check_writable(folder)
-    evaluated = task.evaluate(images, progress=progress)
+    evaluated = evaluate_task(task, images, progress=progress)
     if not writes:
         return evaluated
 

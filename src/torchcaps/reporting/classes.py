@@ -21,8 +21,7 @@ from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table
 from torchcaps.reporting.sections import register_section
-from torchcaps.tasks import ReportItem
-from torchcaps.tasks.report_items import evenly
+from torchcaps.tasks import ReportItem, evenly
 from torchcaps.templates import picture
 from torchcaps.words import percent
 

@@ -15,9 +15,8 @@ from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.reporting.subject import open_task
-from torchcaps.tasks import Task, eval_outputs
+from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
-from torchcaps.tasks.report_items import evenly
 from torchcaps.training import Run, TrainConfig
 from torchcaps.training.run import EVALUATION_FILE
 from torchcaps.training.sampling import cropped, load_images, load_official_val, split
@@ -186,7 +185,7 @@ def evaluate_run(
     recorded = run.figures if "classes" in task.capabilities else None
     if recorded is not None and max_images is not None and num_images > max_images:
         images = images.subset(evenly(torch.arange(num_images), max_images))
-    evaluation = task.evaluate(images, progress=progress)
+    evaluation = evaluate_task(task, images, progress=progress)
     if recorded is not None:
         _check_recorded(run, recorded, evaluation.to_dict())
     return EvaluatedRun(

@@ -15,7 +15,7 @@ from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
 from torchcaps.reporting.subject import open_task
-from torchcaps.tasks.report_items import evenly
+from torchcaps.tasks import evenly
 from torchcaps.training import load
 from torchcaps.types import model_metadata, spec_of
 from torchcaps.words import UniqueNames

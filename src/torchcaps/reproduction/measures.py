@@ -22,7 +22,7 @@ from torchcaps.evaluation.forward import device_of, proportion, right_answers
 from torchcaps.nn.routers import set_impl
 from torchcaps.registry import Registry
 from torchcaps.reporting import EvaluatedRun, evaluate
-from torchcaps.tasks import eval_outputs
+from torchcaps.tasks import eval_outputs, evaluate_task
 from torchcaps.training import load
 from torchcaps.training.run import epoch_model_path
 
@@ -138,7 +138,7 @@ def epoch_models(run: EvaluatedRun) -> list[nn.Module]:
 
 def _error(run: EvaluatedRun, images: Dataset) -> float:
     """Share of these images that are wrong."""
-    return float(run.task.evaluate(images).to_dict()["error"])
+    return float(evaluate_task(run.task, images).to_dict()["error"])
 
 
 @register_measure()
@@ -181,7 +181,7 @@ def robustness(run: EvaluatedRun) -> Figures:
         **_affine(run.model, images, labels),
         **_attacks(run.model, *attacked),
         **_rejection(run, images),
-        "calibration_error": run.task.evaluate(subset).to_dict()["calibration_error"],
+        "calibration_error": evaluate_task(run.task, subset).to_dict()["calibration_error"],
         **_detection(run, *attacked),
     }
 

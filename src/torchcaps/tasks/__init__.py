@@ -1,6 +1,11 @@
-"""Tasks that a model is trained for, one file each, and the registries of tasks and losses."""
+"""Tasks that a model is trained for, one file each, and the registries of tasks and losses.
 
-from torchcaps.registry import import_submodules
+The file of a task is imported when the task, or a name of its file, is first asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
 from torchcaps.tasks._base import (
     EvaluationResult as EvaluationResult,
     MetricResult as MetricResult,
@@ -9,6 +14,8 @@ from torchcaps.tasks._base import (
     check_task as check_task,
     create_task as create_task,
     eval_outputs as eval_outputs,
+    evaluate_task as evaluate_task,
+    evenly as evenly,
     list_tasks as list_tasks,
     register_loss as register_loss,
     register_task as register_task,
@@ -18,17 +25,26 @@ from torchcaps.tasks._config import (
     complete_config as complete_config,
     without_default_changes as without_default_changes,
 )
-from torchcaps.tasks.align import Align as Align
-from torchcaps.tasks.classify import Classify as Classify, Scores as Scores
 from torchcaps.tasks.metrics import list_metrics as list_metrics, register_metric as register_metric
-from torchcaps.tasks.multilabel import Multilabel as Multilabel
-from torchcaps.tasks.pose_changes import (
-    TransformingEvaluation as TransformingEvaluation,
-    evaluate_transforming as evaluate_transforming,
-)
-from torchcaps.tasks.segment import Segment as Segment
-from torchcaps.tasks.transform import Transform as Transform, transformed_pairs as transformed_pairs
-from torchcaps.tasks.tree import Tree as Tree, TreeEvaluation as TreeEvaluation
-from torchcaps.tasks.unsupervised import Unsupervised as Unsupervised
 
-import_submodules(__name__)
+# Further names, and the files that they are loaded from.
+_HOMES = {
+    "Align": "align",
+    "Classify": "classify",
+    "Multilabel": "multilabel",
+    "Scores": "classify",
+    "Segment": "segment",
+    "Transform": "transform",
+    "TransformingEvaluation": "pose_changes",
+    "Tree": "tree",
+    "TreeEvaluation": "tree",
+    "Unsupervised": "unsupervised",
+    "evaluate_transforming": "pose_changes",
+    "transformed_pairs": "transform",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import Batch, Dataset, Transforms, refuse_augmentations
+from torchcaps import plugins
+from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
 from torchcaps.evaluation.forward import autocast, device_of, evaluating
+from torchcaps.functional import reconstruction_loss
+from torchcaps.functional.images import shrink
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._config import complete_config
 from torchcaps.tasks.metrics import extra_metrics
-from torchcaps.types import ModelSpec, declares, spec_of
+from torchcaps.types import Capsules, ModelSpec, declares, model_metadata, spec_of
 from torchcaps.words import join_names
 
 if TYPE_CHECKING:
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 BATCH = 256
 Outputs = dict[str, Tensor]
+Predictions = list[dict[str, Any]]
 T = TypeVar("T", bound="type[Task]")
-TASKS: Registry[type[Task]] = Registry("task")
+TASKS: Registry[type[Task]] = Registry("task", "torchcaps.tasks")
 
 
 class ReportItem(NamedTuple):
@@ -60,7 +64,8 @@ class ReportItem(NamedTuple):
 class Task(nn.Module):
     """Base of tasks.
 
-    A subclass writes `targets`, `training_step` and `eval_step`, and what else differs.
+    A subclass writes `targets`, `training_step` and `eval_step`, and what else differs. What it
+    needs of its settings and images it takes in `_setup`.
 
     Args:
         model: any module. It is never written to.
@@ -76,6 +81,7 @@ class Task(nn.Module):
         spec: what the model declares, or `default_spec`.
         config: with task, loss and what depends on them filled; see `complete_config`.
         loss: name of the loss.
+        classes: their names.
     """
 
     name: ClassVar[str]  # set when it is registered
@@ -95,8 +101,6 @@ class Task(nn.Module):
     # What may be asked of it: "classes", "decode", "routing", "sweep".
     capabilities: ClassVar[frozenset[str]] = frozenset()
     labeled: ClassVar[bool] = True  # whether labels have a part in it
-    # Whether an image has one class, so that the setting `balance` can draw classes equally often.
-    single_label: ClassVar[bool] = False
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
@@ -113,37 +117,40 @@ class Task(nn.Module):
         self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
     ) -> None:
         super().__init__()
-        if self.requires and spec_of(model).task != self.name:
-            raise ArgumentError(
-                "task", f"{self.name} takes {self.requires}, got {type(model).__name__}"
-            )
-        if images is not None and not self.supports(images):
-            raise _unsuitable(self, images)
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model) if declares(model) else self.default_spec
-        if self.spec.is_dense != self.is_dense:
+        is_made_for_it = not self.requires or self.spec.task == self.name
+        if not is_made_for_it or self.spec.is_dense != self.is_dense:
             unit = "pixels" if self.is_dense else "images"
+            takes = self.requires or f"a model whose outputs are of {unit}"
+            raise ArgumentError("task", f"{self.name} takes {takes}, got {type(model).__name__}")
+        if images is not None and not self.supports(images):
+            missing = [name for name in self.targets if name not in images.targets]
+            advice = [f"; give {name!r} by name, as labels={{{name!r}: ...}}" for name in missing]
             raise ArgumentError(
                 "task",
-                f"{self.name} takes a model whose outputs are of {unit}, "
-                f"which {type(model).__name__} is not",
+                f"{self.name} takes {self.data}, got {images!r} with the targets "
+                f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
-        self.loss = ""
+        self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
         self.config = complete_config(config, type(self), model, images, trains=False)
         self.loss = self.config.task.loss
         if self.augments:
-            num_classes = 0 if images is None else images.num_classes
             self.transforms = Transforms(
                 self.config.augmentation,
                 self.config.data.crop,
-                mask_classes=num_classes if self.is_dense else None,
+                mask_classes=len(self.classes) if self.is_dense else None,
             )
         else:
             refuse_augmentations(
                 config.augmentation, f"the task {self.name}, which changes no images"
             )
+        self._setup(images)
+
+    def _setup(self, images: Dataset | None) -> None:
+        """Take what a training or an evaluation needs of the settings and the images."""
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -214,14 +221,8 @@ class Task(nn.Module):
         """
         return None
 
-    def evaluate(self, images: Dataset, *, progress: Progress | None = None) -> EvaluationResult:
-        """The metrics on test images, which were not used in training."""
-        outputs = eval_outputs(self, images, progress=progress)
-        extra = extra_metrics(self.config.task.metrics, outputs)
-        return self.evaluation(outputs, images).with_extra(extra)
-
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        """What `evaluate` returns, by the outputs for the images."""
+        """What `evaluate_task` returns, by the outputs for the images."""
         return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
@@ -233,7 +234,7 @@ class Task(nn.Module):
         """
         return []
 
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         """What the model says of single pictures, a dictionary each, ready for JSON.
 
         A dense task has `predict_pixels` in its place, which gives the probabilities of every class
@@ -246,19 +247,6 @@ class Task(nn.Module):
             ArgumentError: the task says nothing of single pictures.
         """
         raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
-
-
-def _unsuitable(task: Task, images: Dataset) -> ArgumentError:
-    """The error of images that a task does not take, and what to pass instead."""
-    missing = [name for name in task.targets if name not in images.targets]
-    if not missing:
-        return ArgumentError("task", f"{task.name} takes {task.data}, got {images!r}")
-    return ArgumentError(
-        "task",
-        f"{task.name} takes {task.data}: it needs the target {missing[0]!r}, and {images.name} has "
-        f"{join_names(list(images.targets)) or 'none'}; give it by name, as "
-        f"labels={{{missing[0]!r}: ...}}",
-    )
 
 
 def eval_outputs(
@@ -293,12 +281,18 @@ def eval_outputs(
     return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
 
 
+def evaluate_task(
+    task: Task, images: Dataset, *, progress: Progress | None = None
+) -> EvaluationResult:
+    """The metrics of a task on test images, which were not used in training."""
+    outputs = eval_outputs(task, images, progress=progress)
+    extra = extra_metrics(task.config.task.metrics, outputs)
+    return task.evaluation(outputs, images).with_extra(extra)
+
+
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of several batches as those of one, on the CPU."""
-    outputs = {}
-    for name in parts[0]:
-        outputs[name] = torch.cat([part[name] for part in parts]).cpu()
-    return outputs
+    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
@@ -313,23 +307,20 @@ def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
 
 
 def register_loss(
-    name: str | None = None,
-    *,
-    task: str = "classify",
-    reads: Collection[str] = (),
-    replace: bool = False,
+    name: str | None = None, *, task: str = "classify", **options: Any
 ) -> Callable[[Any], Any]:
     """Decorator: makes a function known as a loss of a task, which the setting `loss` may name.
 
     Its arguments are those of the losses of that task, such as `torchcaps.tasks.classify.Loss`.
-    `reads` names those of the settings `label_smoothing` and `class_weights` that it reads by
-    itself; a run that gives another one of them is refused.
-    Raises ValueError for a name that is taken, unless `replace`, and for a task of one loss.
+    The options are those of `Registry.register`: `reads` names those of the settings
+    `label_smoothing` and `class_weights` that it reads by itself; a run that gives another one of
+    them is refused. Raises ValueError for a name that is taken, unless `replace`, and for a task of
+    one loss.
     """
     losses = TASKS[task].losses
     if not isinstance(losses, Registry):
         raise ArgumentError("task", f"{task} takes no further losses")
-    return losses.register(name, reads=reads, replace=replace)
+    return losses.register(name, **options)
 
 
 list_tasks = TASKS.names
@@ -347,8 +338,11 @@ def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> ty
     default = TASKS[spec.task]  # loads the plug-in that registers it
     if images is None:
         return default
+    plugins.load_entry_points()
+    if not default.supports(images) or label_tree(images.classes):
+        TASKS.names()  # loads all tasks of the package
     # Of two that match, the one registered last is the more special one.
-    for task in reversed([*TASKS.values()]):
+    for task in reversed(TASKS.registered()):
         model_tasks = vars(task).get("model_tasks") or (task.name,)
         if spec.task in model_tasks and task.supports(images):
             return task
@@ -369,8 +363,31 @@ def check_task(task: Task, images: Dataset) -> None:
     eval_outputs(task, images.subset([0]))
 
 
+def drawing_error(
+    task: Task, capsules: Capsules, images: Tensor, labels: Tensor | None = None
+) -> Tensor:
+    """Squared error of what the model draws, a sum over pixels and a mean over images.
+
+    Args:
+        task: around the model.
+        capsules: that it draws.
+        images: `[batch, channels, height, width]` that it should draw; compared at the size of the
+            drawings.
+        labels: of the capsules that draw; None for all of them.
+    """
+    if task.spec.draw_size is None:
+        return reconstruction_loss(task.model.reconstruct(capsules, labels), images)
+    images = shrink(images, task.spec.draw_size)
+    return reconstruction_loss(task.model.draw(capsules, labels), images)
+
+
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
     indices = torch.arange(min(count, len(images)))
     batch = next(images.batches([indices], task.eval_targets(images)))
     return task.augment(batch.to(device_of(task.model)), Generator())
+
+
+def evenly(indices: Tensor, count: int) -> Tensor:
+    """At most `count` of these, spread over all of them in their order."""
+    return indices[torch.linspace(0, len(indices) - 1, min(count, len(indices))).round().long()]

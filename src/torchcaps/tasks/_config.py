@@ -10,7 +10,7 @@ from torch import nn
 from torchcaps.data import Dataset, DiskDataset
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, UnknownNameError
+from torchcaps.errors import ArgumentError, UnknownNameError, check_range
 from torchcaps.registry import Registry
 from torchcaps.settings import CHOICES, TrainConfig, known_settings
 from torchcaps.tasks.metrics import METRICS
@@ -122,7 +122,7 @@ def _check_used(
         if name == "reconstruction" and not spec.decoder:
             reason = "for a model without a decoder"
         raise ArgumentError(name, f"expected {off} {reason}, got {setting}")
-    if config.data.balance and not task.single_label:
+    if config.data.balance and not (task.labeled and "label" in task.targets):
         raise ArgumentError(
             "balance",
             f"expected images of one class each, which the task {task.name} does not take",
@@ -155,21 +155,12 @@ def read_settings(config: TrainConfig) -> dict[str, Any]:
 
 def _batch_size(config: TrainConfig, spec: ModelSpec, num_images: int) -> int:
     """Images of a batch; ArgumentError for one that processes or the model cannot take."""
-    world_size = current().world_size
     epoch_size = config.data.epoch_size or num_images
     # An update has the images of `accumulate` batches.
     num_images = config.training.epochs * epoch_size // config.optimizer.accumulate
     size = config.training.batch_size or default_batch_size(num_images)
-    if size < world_size:
-        raise ArgumentError(
-            "batch_size", f"expected an image for each of {world_size} processes, got {size}"
-        )
-    if min(size, epoch_size) < spec.smallest_batch:
-        raise ArgumentError(
-            "batch_size",
-            f"expected at least {spec.smallest_batch} images for this model, "
-            f"got {min(size, epoch_size)}",
-        )
+    check_range("batch_size", size, low=current().world_size)  # an image for each process
+    check_range("batch_size", min(size, epoch_size), low=spec.smallest_batch)
     return size
 
 

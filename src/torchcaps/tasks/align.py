@@ -27,8 +27,9 @@ views of a set get one canonical pose. Steps return `Outputs`, tensors by name.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +40,14 @@ from torchcaps.data import Batch, Dataset
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.points import cross_matrix
 from torchcaps.functional.squash import full_precision
 from torchcaps.models import Aligned
 from torchcaps.registry import Registry
 from torchcaps.tasks._base import (
     EvaluationResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
     first_batch,
@@ -125,16 +128,12 @@ class Align(Task):
         """In training, the sets with two random motions."""
         if not self.training:
             return batch
-        points = batch.inputs
-        motions = random_motions(len(points), 2, points.shape[1], generator)
-        targets = {name: to_device(motion, points) for name, motion in motions.items()}
+        motions = random_motions(len(batch.inputs), 2, batch.inputs.shape[1], generator)
+        targets = {name: to_device(motion, batch.inputs) for name, motion in motions.items()}
         return batch._replace(targets=targets)
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
-        """The loss of a batch, and the six losses without their weights.
-
-        `fraction_trained`, the share of training that is done, has no effect here.
-        """
+        """The loss of a batch, and the six losses without their weights."""
         return {name: losses.mean() for name, losses in self._losses_by_set(batch).items()}
 
     def _losses_by_set(self, batch: Batch) -> Outputs:
@@ -166,35 +165,31 @@ class Align(Task):
             place of the model, "axes_rotation": means over views, `[batch, dim, dim]`. All others
             are `[batch]`.
         """
-        chamfer = []
-        canonical_rotations = []
-        axes_rotations = []
-        keypoints = []
-        rotations = batch.targets["rotation"]
-        shifts = batch.targets["shift"]
-        for index in range(shifts.shape[1]):
+        views = []
+        for index, rotation in enumerate(batch.targets["rotation"].unbind(dim=1)):
             points = view(batch, index)
-            rotation = rotations[:, index]
             aligned = self.model.align(points)
-            chamfer.append(self._chamfer(aligned))
             axes = principal_axes(points.squeeze(3).mT)
             with without_autocast(points):
-                canonical_rotations.append(aligned.rotation @ rotation)
-                axes_rotations.append(axes @ rotation)
                 # Keypoints moved back: the inverse motion is x -> rotation^T (x - shift).
-                shift = shifts[:, index].unsqueeze(1)
-                keypoints.append((aligned.keypoints - shift) @ rotation)
+                shift = batch.targets["shift"][:, index : index + 1]
+                columns = {
+                    "chamfer": self._chamfer(aligned),
+                    "canonical_rotation": aligned.rotation @ rotation,
+                    "axes_rotation": axes @ rotation,
+                    "keypoints": (aligned.keypoints - shift) @ rotation,
+                }
+            views.append(columns)
 
+        outputs = {name: torch.stack([row[name] for row in views], dim=1) for name in columns}
+        keypoints = outputs.pop("keypoints")  # [batch, views, capsules, dim]
+        scatter = (keypoints - keypoints.mean(dim=1, keepdim=True)).square().sum(dim=3)
         centered_points = batch.inputs.squeeze(3) - batch.inputs.mean(dim=2)
-        unmoved = torch.stack(keypoints, dim=1)  # [batch, views, capsules, dim]
-        scatter = (unmoved - unmoved.mean(dim=1, keepdim=True)).square().sum(dim=3)
         return {
             "loss": self._losses_by_set(batch)["loss"],
             "size": centered_points.square().sum(dim=1).mean(dim=1),
             "equivariance": scatter.mean(dim=(1, 2)),
-            "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
-            "canonical_rotation": torch.stack(canonical_rotations, dim=1).mean(dim=1),
-            "axes_rotation": torch.stack(axes_rotations, dim=1).mean(dim=1),
+            **{name: column.mean(dim=1) for name, column in outputs.items()},
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
@@ -232,38 +227,32 @@ class Align(Task):
         """A plot of some views of test sets, colored by capsule; `evaluation` is not needed."""
         from torchcaps import viz
 
-        rows: dict[str, list[tuple[Tensor, Tensor]]] = {
-            "as it is moved": [],
-            "canonical pose": [],
-            "as it is drawn": [],
-        }
+        rows: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         with evaluating(self):
             batch = first_batch(self, images, NUM_EXAMPLES)
             for index in range(NUM_EXAMPLE_VIEWS):
                 points = view(batch, index)
                 aligned = self.model.align(points)
-                drawing = self.model.draw(*self.model.described(aligned)).cpu()
-                capsules = aligned.attention.argmax(dim=2).cpu()
+                drawing = self.model.draw(*self.model.described(aligned))
                 parts = torch.arange(drawing.shape[1]).repeat_interleave(drawing.shape[2])
-                for i in range(len(points)):
-                    rows["as it is moved"].append((points[i].squeeze(2).mT.cpu(), capsules[i]))
-                    rows["canonical pose"].append((aligned.upright[i].cpu(), capsules[i]))
-                    rows["as it is drawn"].append((drawing[i].flatten(0, 1), parts))
+                for i, capsules in enumerate(aligned.attention.argmax(dim=2).cpu()):
+                    rows["as it is moved"].append((points[i].squeeze(2).mT.cpu(), capsules))
+                    rows["canonical pose"].append((aligned.upright[i].cpu(), capsules))
+                    rows["as it is drawn"].append((drawing[i].flatten(0, 1).cpu(), parts))
         return [
             ReportItem(
-                key="capsules",
-                title="The capsules",
-                about=f"{len(batch.inputs)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
+                "capsules",
+                "The capsules",
+                f"{len(batch.inputs)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
                 "color is a capsule. The canonical pose should be the same for all motions, and "
                 "parts should keep their colors. Of three coordinates two show.",
-                figure=viz.point_sets(rows),
-                alt="Sets of points colored by capsule, as they are moved, in the canonical pose, and "
+                viz.point_sets(rows),
+                "Sets of points colored by capsule, as they are moved, in the canonical pose, and "
                 "as they are drawn.",
             )
         ]
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         """The canonical pose of each set, and its parts.
 
         Args:
@@ -285,11 +274,11 @@ class Align(Task):
             "points": aligned.upright,
         }
         rows = []
-        for i in range(len(images)):
-            row = {name: values[i].tolist() for name, values in columns.items()}
+        for numbers in zip(*(column.tolist() for column in columns.values()), strict=True):
+            row = dict(zip(columns, numbers, strict=True))
             if self.model.in_chans == 2:
-                angle = math.degrees(math.atan2(row["rotation"][1][0], row["rotation"][0][0]))
-                row = {"angle": angle} | row
+                (cos, _), (sin, _) = row["rotation"]
+                row = {"angle": math.degrees(math.atan2(sin, cos)), **row}
             rows.append(row)
         return rows
 
@@ -330,18 +319,17 @@ def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
         mass = aligned.attention.sum(dim=1)  # number of points of each capsule
         spread = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
     errors = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
+    # Losses of all views, [2 batch].
+    views = {
+        "localization": spread.sum(dim=1),
+        "equilibrium": mass.var(dim=1),
+        "canonical": errors,
+    }
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
         "invariance": (first_descriptors - second_descriptors).square().mean(dim=(1, 2)),
-        "localization": _mean_of_views(spread.sum(dim=1)),
-        "equilibrium": _mean_of_views(mass.var(dim=1)),
-        "canonical": _mean_of_views(errors),
+        **{name: losses.unflatten(0, (2, -1)).mean(dim=0) for name, losses in views.items()},
     }
-
-
-def _mean_of_views(losses: Float[Tensor, " views_batch"]) -> Float[Tensor, " batch"]:
-    """Losses of the first views, then of the second ones, averaged."""
-    return torch.stack(losses.chunk(2)).mean(dim=0)
 
 
 def resultant_lengths(
@@ -361,9 +349,8 @@ def resultant_lengths(
     """
     u, lengths, vt = torch.linalg.svd(widen(mean_rotations))
     # The nearest rotation: singular values become 1, the last one -1 where all 1 would reflect.
-    signs = torch.ones_like(lengths)
-    signs[:, -1] = torch.linalg.det(u @ vt)
-    nearest = (u * signs.unsqueeze(1)) @ vt
+    u[..., -1] *= torch.linalg.det(u @ vt).unsqueeze(1)
+    nearest = u @ vt
     agreement = torch.linalg.svdvals(nearest.mean(dim=0)).mean()
     return lengths.mean(dim=1), agreement.item()
 
@@ -405,10 +392,9 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> di
         # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the matrix of
         # the cross product with (x, y, z).
         normal = torch.randn(count, views, 4, generator=generator, device=device)
-        w, x, y, z = F.normalize(normal, dim=2).unbind(dim=2)
-        zero = torch.zeros_like(w)
-        cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=2).unflatten(2, (3, 3))
+        quaternion = F.normalize(normal, dim=2)
+        cross = cross_matrix(quaternion[..., 1:])
         eye = torch.eye(3, device=device)
-        rotation = eye + 2 * (w[..., None, None] * cross + cross @ cross)
+        rotation = eye + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
     uniform = torch.rand(count, views, dim, generator=generator, device=device)
     return {"rotation": rotation, "shift": MAX_SHIFT * (2 * uniform - 1)}

@@ -39,31 +39,6 @@ def image_weights(
     return (weights * labels).sum(dim=1) / labels.sum(dim=1)
 
 
-def weighted_loss(
-    loss: Callable[..., Tensor],
-    class_weights: Float[Tensor, " classes"] | None,
-    labels: Shaped[Tensor, " batch *classes"],
-) -> Callable[..., Tensor]:
-    """The mean over a batch of the losses of its images, each times the weight of its class.
-
-    Args:
-        loss: takes scores, targets and further arguments; returns a mean over a batch.
-        class_weights: None leaves the loss as it is.
-        labels: of the batch.
-
-    Returns:
-        A function of the same arguments.
-    """
-    if class_weights is None:
-        return loss
-    weights = image_weights(class_weights, labels)
-
-    def mean_loss(scores: Any, targets: Tensor, *arguments: Any) -> Tensor:
-        return (weights * image_losses(loss, scores, targets, *arguments)).mean()
-
-    return mean_loss
-
-
 def image_losses(
     loss: Callable[..., Tensor], scores: Any, targets: Tensor, *arguments: Any
 ) -> Float[Tensor, " batch"]:

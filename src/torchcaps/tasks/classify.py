@@ -13,25 +13,31 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, multi_hot
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation import score
 from torchcaps.evaluation.accuracy.multilabel import predicted_classes
-from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
-from torchcaps.functional.images import shrink
+from torchcaps.functional import margin_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
-from torchcaps.settings import TaskSettings, TrainConfig
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
-from torchcaps.tasks.class_weights import balanced_weights, weighted_loss
+from torchcaps.settings import TaskSettings
+from torchcaps.tasks._base import (
+    EvaluationResult,
+    Outputs,
+    Predictions,
+    ReportItem,
+    Task,
+    drawing_error,
+    register_task,
+)
+from torchcaps.tasks.class_weights import balanced_weights, image_losses, image_weights
 from torchcaps.tasks.collapse import collapse_state, collapse_warnings
 from torchcaps.tasks.imbalance import imbalance, unpredicted_warnings
 from torchcaps.tasks.metrics import balanced_accuracy
-from torchcaps.tasks.report_items import classified
 from torchcaps.transfer import widen
-from torchcaps.types import Capsules, ModelSpec, model_metadata
+from torchcaps.types import Capsules, ModelSpec
 
 # The weight of the reconstruction in "Dynamic Routing Between Capsules" (arXiv 1710.09829), for a
 # squared error summed over the 784 pixels of MNIST. Larger images get a smaller weight a pixel, so
@@ -68,10 +74,7 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 @LOSSES.register(reads=("label_smoothing",))
 def cross_entropy(
-    scores: Scores,
-    targets: Tensor,
-    _fraction_trained: float,
-    settings: TaskSettings,
+    scores: Scores, targets: Tensor, _fraction_trained: float, settings: TaskSettings
 ) -> Tensor:
     """Cross-entropy of a network with logits.
 
@@ -90,23 +93,13 @@ def cross_entropy(
 
 
 @LOSSES.register()
-def margin(
-    scores: Scores,
-    targets: Tensor,
-    _fraction_trained: float,
-    _settings: TaskSettings,
-) -> Tensor:
+def margin(scores: Scores, targets: Tensor, *_: Any) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
     return margin_loss(scores.activation, _without_shares(targets))
 
 
 @LOSSES.register()
-def two_margins(
-    scores: Scores,
-    targets: Tensor,
-    fraction_trained: float,
-    _settings: TaskSettings,
-) -> Tensor:
+def two_margins(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
     margins = {} if fraction_trained < 0.5 else HARD
     return margin_loss(scores.activation, _without_shares(targets), **margins)
@@ -118,12 +111,7 @@ def _without_shares(targets: Tensor) -> Tensor:
 
 
 @LOSSES.register()
-def spread(
-    scores: Scores,
-    targets: Tensor,
-    fraction_trained: float,
-    _settings: TaskSettings,
-) -> Tensor:
+def spread(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
     margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(fraction_trained, 0.0), 1.0)
@@ -132,10 +120,7 @@ def spread(
 
 @LOSSES.register(reads=("label_smoothing",))
 def likelihood(
-    scores: Scores,
-    targets: Tensor,
-    _fraction_trained: float,
-    settings: TaskSettings,
+    scores: Scores, targets: Tensor, _fraction_trained: float, settings: TaskSettings
 ) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are taken as probabilities."""
     _check_one_class(targets, "likelihood")
@@ -164,32 +149,24 @@ class Classify(Task):
     # Answers to the questions of the base class `Task`:
     targets = ("label",)
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
-    single_label = True
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
     data = "images of one class each"  # words of the error for other data
+    class_weights: Tensor | None = None
+    advice = "; let small classes count more (--class-weights auto)"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig | None = None,
-        images: Dataset | None = None,
-    ) -> None:
-        super().__init__(model, config, images)
-        self.num_classes = 0 if images is None else images.num_classes
-        self.classes = () if images is None else images.classes
+    def _setup(self, images: Dataset | None) -> None:
         self._has_lengths = self.spec.pose and not self.spec.logits
-        if config is None:
-            return
-        is_weighted = self.config.task.class_weights == "auto"
-        if images is not None and self.score == "accuracy":
-            self.score_reason = imbalance(images, is_weighted)
-        if self.score_reason:
-            self.score = "balanced_accuracy"
-        self.class_weights: Tensor | None = None
-        if images is not None and is_weighted:
-            self.class_weights = balanced_weights(images.labels, images.num_classes)
         self.reconstruction_weight = self.config.task.reconstruction or 0.0
+        if images is None:
+            return
+        if self.config.task.class_weights == "auto":
+            self.class_weights = balanced_weights(images.labels, images.num_classes)
+            self.advice = ""
+        reason = imbalance(images) if self.score == "accuracy" else ""
+        if reason:
+            self.score = "balanced_accuracy"
+            self.score_reason = reason + self.advice
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -229,18 +206,21 @@ class Classify(Task):
         return labels
 
     def _compute_loss(
-        self, scores: Scores, labels: Tensor, fraction_trained: float, weights: Tensor | None = None
+        self, scores: Scores, targets: Tensor, fraction_trained: float, labels: Tensor | None = None
     ) -> Tensor:
-        """The loss without the reconstruction, a mean over the batch by the weights of classes."""
-        targets = self._targets(labels, scores.activation.shape[1])
-        loss = weighted_loss(self.losses[self.loss], weights, labels)
-        return loss(scores, targets, fraction_trained, self.config.task)
+        """The loss without the reconstruction, a mean over the batch; by labels weighted ones."""
+        arguments = (scores, targets, fraction_trained, self.config.task)
+        loss = self.losses[self.loss]
+        if labels is None or self.class_weights is None:
+            return loss(*arguments)
+        return (image_weights(self.class_weights, labels) * image_losses(loss, *arguments)).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
         scores = self.scores(batch.inputs)
         labels = batch.targets[self.targets[0]]
-        loss = self._compute_loss(scores, labels, fraction_trained, self.class_weights)
+        targets = self._targets(labels, scores.activation.shape[1])
+        loss = self._compute_loss(scores, targets, fraction_trained, labels)
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight:
             assert scores.capsules is not None
@@ -251,28 +231,18 @@ class Classify(Task):
             losses["reconstruction"] = error
             losses["loss"] = loss + weight * error
         losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()
-        return losses | {"activation": scores.activation.detach()}
+        losses["activation"] = scores.activation.detach()
+        return losses
 
     def _reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Squared error of what the labeled capsule draws, summed over pixels, mean over images."""
-        return self._drawing_error(capsules, batch.targets["label"], batch.inputs)
-
-    def _drawing_error(self, capsules: Capsules, labels: Tensor, targets: Tensor) -> Tensor:
-        """The same of drawings of these labels beside target images, at the drawings' size."""
-        if self.spec.draw_size is None:
-            return reconstruction_loss(self.model.reconstruct(capsules, labels), targets)
-        drawings = self.model.draw(capsules, labels)
-        return reconstruction_loss(drawings, shrink(targets, self.spec.draw_size))
+        return drawing_error(self, capsules, batch.inputs, batch.targets["label"])
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""
         scores = self.scores(batch.inputs)
         num_outputs = scores.activation.shape[1]
-        if num_outputs < self.num_classes:
-            raise ArgumentError(
-                "model",
-                f"expected an output for each of {self.num_classes} classes, got {num_outputs}",
-            )
+        check_range("outputs of the model", num_outputs, low=len(self.classes))
         outputs = {
             "activation": scores.activation.float(),
             "labels": batch.targets[self.targets[0]],
@@ -285,7 +255,8 @@ class Classify(Task):
         """Loss and accuracy of all images, by what `eval_step` gave; and the score."""
         activation = outputs["activation"]
         labels = outputs["labels"]
-        loss = self._compute_loss(Scores(activation, outputs.get("logits")), labels, 1.0)
+        targets = self._targets(labels, activation.shape[1])
+        loss = self._compute_loss(Scores(activation, outputs.get("logits")), targets, 1.0)
         accuracy = is_correct(activation, labels).double().mean()
         metrics = {"loss": loss.item(), "accuracy": accuracy.item()}
         if self.score == "balanced_accuracy":
@@ -299,11 +270,10 @@ class Classify(Task):
         sentences = []
         if self._has_lengths:
             loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
-            sentences = collapse_warnings(activation, labels, loss, self.model)
+            sentences = collapse_warnings(activation, labels, loss)
         # A small class may need half of the training until it is predicted.
         if fraction_trained > 0.5:
-            is_weighted = self.class_weights is not None
-            sentences += unpredicted_warnings(activation, labels, self.classes, is_weighted)
+            sentences += unpredicted_warnings(activation, labels, self.classes, self.advice)
         return sentences
 
     def detect_collapse(self, losses: Outputs) -> str | None:
@@ -314,35 +284,34 @@ class Classify(Task):
         return state and f"every class capsule was {state}"
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        loss = self.compute_metrics(outputs)["loss"]
-        activation = outputs["activation"]
-        options: Any = {"loss": loss, "loss_name": self.loss}
-        evaluation = score(activation, images.labels, images.classes, **options)
+        evaluation = score(
+            outputs["activation"],
+            images.labels,
+            images.classes,
+            loss=self.compute_metrics(outputs)["loss"],
+            loss_name=self.loss,
+        )
         return replace(evaluation, groups=images.groups)
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
+        from torchcaps.tasks.report_items import classified
+
         return classified(self.model, evaluation, images)
 
     @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         activation = self.scores(images).activation.float().cpu()
-        classes = output_names(self.model, activation.shape[1])
-        sorted_activation, order = activation.sort(dim=1, descending=True, stable=True)
+        # Further outputs, which a module of the user may have, are named by their numbers.
+        numbers = map(str, range(len(self.classes), activation.shape[1]))
+        names = (*self.classes, *numbers)
         rows = []
-        for values, indices in zip(sorted_activation.tolist(), order.tolist(), strict=True):
-            names = [*map(classes.__getitem__, indices)]
-            ranked = dict(zip(names, values, strict=True))
-            rows.append({"label": names[0], "activation": values[0], "activations": ranked})
+        for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
+            sorted_names = [names[index] for index in order.tolist()]
+            ranked = dict(zip(sorted_names, values.tolist(), strict=True))
+            activity = float(values[0])
+            row = {"label": sorted_names[0], "activation": activity, "activations": ranked}
+            rows.append(row)
         return rows
-
-
-def output_names(model: nn.Module, num_outputs: int) -> tuple[str, ...]:
-    """Names of the outputs of a classifier: its classes.
-
-    Further outputs, which a module of the user may have, are named by their numbers.
-    """
-    classes = model_metadata(model).classes
-    return (*classes, *map(str, range(len(classes), num_outputs)))
 
 
 def is_correct(

@@ -1,18 +1,16 @@
 """Recognize a capsule network that does not learn, and say what to change."""
 
-import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data.classes import class_counts
-from torchcaps.models import create_model
-from torchcaps.types import model_metadata
+from torchcaps.words import join_names
 
 DEAD = 0.05  # the largest length
 SATURATED = 0.9  # the mean length
 CONSTANT = 0.01  # the range of a length
 # What brought such networks to learn where it was tried; see docs/decisions.md.
-BIAS_ADVICE = "train longer, or switch the bias on (option bias=true)"
+DEAD_ADVICE = "train longer, or switch the bias on where the model has none (option bias=true)"
 SATURATED_ADVICE = (
     "lower the learning rate (lr), take smaller batches (batch_size), "
     "or clip the gradient (clip 0.1)"
@@ -20,18 +18,14 @@ SATURATED_ADVICE = (
 MAX_NAMES = 5  # of silent classes in a warning
 
 
-def plateau(
-    classes: int,
-    present: float = 0.9,
-    absent: float = 0.1,
-    down_weight: float = 0.5,
-) -> float:
+def plateau(classes: int) -> float:
     """Margin loss of the best constant length: no class information.
 
-    It is 0.5236 for ten classes, 0.213 for two.
+    It is 0.5236 for ten classes, 0.213 for two. The margins are 0.9 and 0.1, and absent classes
+    have half the weight.
     """
-    a = down_weight * (classes - 1)
-    return (present - absent) ** 2 * a / (1 + a)
+    a = 0.5 * (classes - 1)
+    return (0.9 - 0.1) ** 2 * a / (1 + a)
 
 
 def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
@@ -48,7 +42,6 @@ def collapse_warnings(
     activation: Float[Tensor, "n classes"],
     labels: Shaped[Tensor, " n *classes"],
     margin: float,
-    model: nn.Module,
 ) -> list[str]:
     """Faults of class capsules on held-out images, one sentence each.
 
@@ -56,12 +49,11 @@ def collapse_warnings(
         activation: their lengths.
         labels: `[n]`, or 0 and 1 `[n, classes]`.
         margin: the mean margin loss.
-        model: whose capsules they are. It is told to switch on only what it has.
     """
     num_classes = activation.shape[1]
     state = collapse_state(activation)
     if state is not None:
-        advice = SATURATED_ADVICE if state == "saturated" else dead_advice(model)
+        advice = SATURATED_ADVICE if state == "saturated" else DEAD_ADVICE
         return [f"every class capsule is {state}: {advice}"]
 
     # The loss of one constant length, and the accuracy of one.
@@ -82,24 +74,6 @@ def collapse_warnings(
     silent = (is_constant & occurs).nonzero().flatten().tolist()
     if not silent:
         return []
-    names = ", ".join(map(str, silent[:MAX_NAMES]))
-    if len(silent) > MAX_NAMES:
-        names += f" and {len(silent) - MAX_NAMES} more"
+    names = join_names([*map(str, silent)], MAX_NAMES)
     advice = f"train longer, or {SATURATED_ADVICE}"
     return [f"class capsules {names} never change (dead or saturated): {advice}"]
-
-
-def dead_advice(model: nn.Module) -> str:
-    """What wakes dead capsules of a model: a bias, where it can be built with one and has none."""
-    metadata = model_metadata(model)
-    options = {**metadata.options, "bias": True}
-    if not metadata.name or "backbone" in options:
-        return "train longer"
-    try:
-        with torch.device("meta"):
-            biased_model = create_model(metadata.name, **options)
-    except (TypeError, ValueError):
-        return "train longer"
-    num_biased = sum(parameter.numel() for parameter in biased_model.parameters())
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return BIAS_ADVICE if num_biased > num_parameters else "train longer"

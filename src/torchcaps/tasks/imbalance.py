@@ -10,20 +10,16 @@ from torchcaps.data.classes import class_counts
 from torchcaps.evaluation.accuracy.multilabel import predicted_classes
 from torchcaps.words import join_names
 
-# Every task and source of images that gets here takes this setting, which `balance` is not true of.
-COUNT_MORE = "let small classes count more (--class-weights auto)"
 MAX_RATIO = 3  # of the images of the largest class to those of the smallest
 
 
-def imbalance(images: Dataset, is_weighted: bool) -> str:
+def imbalance(images: Dataset) -> str:
     """A sentence where the largest class has more than three times the images of the smallest.
+
+    It says that the epoch is chosen by balanced accuracy; else it is "".
 
     Args:
         images: to train on. A class without images does not count.
-        is_weighted: whether small classes count as much as large ones in the loss.
-
-    Returns:
-        The sentence, which says that the epoch is chosen by balanced accuracy; else "".
     """
     counts = class_counts(images.labels, images.num_classes).tolist()
     smallest = min(count for count in counts if count)
@@ -32,18 +28,17 @@ def imbalance(images: Dataset, is_weighted: bool) -> str:
         return ""
     small = images.classes[counts.index(smallest)]
     large = images.classes[counts.index(largest)]
-    sentence = (
+    return (
         f"classes have from {smallest:,} ({small}) to {largest:,} ({large}) images: the epoch is "
         "chosen by balanced accuracy, the mean accuracy of the classes"
     )
-    return sentence if is_weighted else f"{sentence}; {COUNT_MORE}"
 
 
 def unpredicted_warnings(
     activation: Float[Tensor, "n classes"],
     labels: Shaped[Tensor, " n *classes"],
     classes: Sequence[str],
-    is_weighted: bool,
+    advice: str,
 ) -> list[str]:
     """A sentence about classes that have held-out images and that no image is taken for.
 
@@ -51,12 +46,10 @@ def unpredicted_warnings(
         activation: of all classes.
         labels: `[n]`, or 0 and 1 `[n, classes]`.
         classes: their names.
-        is_weighted: see `imbalance`.
+        advice: end of the sentence.
     """
     is_shown = class_counts(labels, activation.shape[1]) > 0
     is_missing = is_shown & ~predicted_classes(activation, labels).any(dim=0)
-    if not is_missing.any():
-        return []
-    names = join_names([classes[index] for index in is_missing.nonzero().flatten().tolist()])
-    sentence = f"no held-out image was taken for: {names}; train longer"
-    return [sentence if is_weighted else f"{sentence}, or {COUNT_MORE}"]
+    names = [classes[index] for index in is_missing.nonzero().flatten().tolist()]
+    sentence = f"no held-out image was taken for: {join_names(names)}; train longer{advice}"
+    return [sentence] if names else []

@@ -5,7 +5,8 @@ method `predict_pixels` takes images `[batch, channels, height, width]` in [0, 1
 `ClassMaps`: probabilities of each foreground class, that is each class but the background.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def predict_masks(
     preprocess: Preprocess,
     output: Path | None,
 ) -> list[dict[str, Any]]:
-    """Predict the masks of images.
+    """Predict the masks of images, in inference mode.
 
     Args:
         task: a dense one.
@@ -61,15 +62,12 @@ def predict_masks(
         mask = predict_mask(task, image, preprocess).numpy()
 
         shares = np.bincount(mask.flatten(), minlength=len(classes)) / mask.size
-        label = 0
-        if mask.any():
-            label = 1 + int(shares[1:].argmax())
+        label = 1 + int(shares[1:].argmax()) if mask.any() else 0
         row: dict[str, Any] = {
             "label": classes[label],
             "share": float(shares[label]),
             "shares": dict(zip(classes, shares.tolist(), strict=True)),
         }
-
         if output is not None:
             row["mask"] = str(output / f"{name}_mask.png")
             row["overlay"] = str(output / f"{name}_overlay.png")
@@ -80,7 +78,6 @@ def predict_masks(
     return rows
 
 
-@torch.inference_mode()
 def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
     """Predict the mask of one image.
 
@@ -105,8 +102,7 @@ def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
         size = image.shape[1:]
         probabilities = F.interpolate(predict(batch), size, mode="bilinear", align_corners=False)
     else:
-        probabilities = predict_tiles(predict, to_float(image), preprocess.crop)
-        probabilities = probabilities.unsqueeze(0)
+        probabilities = predict_tiles(predict, to_float(image), preprocess.crop).unsqueeze(0)
     return masks_from_probabilities(probabilities)[0].to(torch.uint8)
 
 
@@ -131,31 +127,17 @@ def predict_tiles(
     ramp = 1 + 1 / side - torch.linspace(-1, 1, side).abs()
     weight = ramp.unsqueeze(1) * ramp
 
-    weight_sum = torch.zeros(image.shape[1:])
-    probability_sum: Tensor | None = None
-    for top in _tile_starts(image.shape[1], side):
-        for left in _tile_starts(image.shape[2], side):
-            rows = slice(top, top + side)
-            columns = slice(left, left + side)
-            tile = image[:, rows, columns].unsqueeze(0)
-            probabilities = predict(tile)[0]
-            if probability_sum is None:
-                probability_sum = probabilities.new_zeros(len(probabilities), *image.shape[1:])
-            probability_sum[:, rows, columns] += probabilities * weight
-            weight_sum[rows, columns] += weight
-    assert probability_sum is not None
-    return (probability_sum / weight_sum)[:, :height, :width]
-
-
-def _tile_starts(length: int, side: int) -> Iterator[int]:
-    """First pixels of the tiles along one axis, the last of which ends with the image.
-
-    Args:
-        length: of the axis, at least `side`.
-        side: of a tile.
-    """
-    yield from range(0, length - side, side - side // OVERLAP)
-    yield length - side
+    # First pixels of the tiles along each axis, the last of which ends with the image.
+    step = side - side // OVERLAP
+    starts = ([*range(0, length - side, step), length - side] for length in image.shape[1:])
+    sums: Any = 0
+    for top, left in product(*starts):
+        tile = image[:, top : top + side, left : left + side].unsqueeze(0)
+        weighted = torch.cat([predict(tile)[0] * weight, weight.unsqueeze(0)])
+        if top == left == 0:
+            sums = weighted.new_zeros(len(weighted), *image.shape[1:])
+        sums[:, top : top + side, left : left + side] += weighted
+    return (sums[:-1] / sums[-1])[:, :height, :width]
 
 
 def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,13 +154,11 @@ def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     probabilities = task.predict_pixels(images)
     masks = masks_from_probabilities(probabilities).cpu()
     num_classes = 1 + probabilities.shape[1]
-    is_class = masks.unsqueeze(1) == torch.arange(num_classes).view(-1, 1, 1)
-    shares = is_class.flatten(2).float().mean(dim=2)
+    shares = F.one_hot(masks, num_classes).flatten(1, 2).float().mean(dim=1)
 
     pixels = images.mul(255).round().to(torch.uint8).cpu().numpy()
     pictures = [
-        overlaid(image, mask, num_classes)
+        torch.from_numpy(overlaid(image, mask, num_classes))
         for image, mask in zip(pixels, masks.numpy(), strict=True)
     ]
-    stacked = torch.from_numpy(np.stack(pictures))  # [n, height, width, 3]
-    return shares, stacked.movedim(-1, 1).float() / 255
+    return shares, torch.stack(pictures).movedim(-1, 1).float() / 255

@@ -73,10 +73,9 @@ def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[s
     """
     figures = {}
     for name in names:
-        metric = METRICS[name]
-        if outputs.keys() >= set(metric.needs):
-            arguments = [outputs[key] for key in metric.needs]
-            figures[name] = float(metric.function(*arguments))
+        function, needs = METRICS[name]
+        if outputs.keys() >= set(needs):
+            figures[name] = float(function(*(outputs[key] for key in needs)))
     return figures
 
 
@@ -104,8 +103,7 @@ def balanced_accuracy(
             among the k most active ones.
     """
     num_shown = class_counts(labels, activation.shape[1])
-    num_right = label_hits(activation, labels).sum(dim=0)
-    recalls = widen(num_right) / num_shown
+    recalls = widen(label_hits(activation, labels).sum(dim=0)) / num_shown
     return recalls[num_shown > 0].mean()
 
 
@@ -119,7 +117,7 @@ def top5_accuracy(
         activation: of every class.
         labels: one class an image; or 0 and 1 for each class.
     """
-    num_predicted = min(5, activation.shape[1])
-    predicted = activation.topk(num_predicted, dim=1).indices
-    is_missed = multi_hot(labels, activation.shape[1]).bool().scatter(1, predicted, False)
+    num_classes = activation.shape[1]
+    predicted = activation.topk(min(5, num_classes)).indices
+    is_missed = multi_hot(labels, num_classes).bool().scatter(1, predicted, False)
     return widen(~is_missed.any(dim=1)).mean()

@@ -5,17 +5,21 @@ section 6. It differs from the task of one class an image (`Classify`) in its ta
 the k classes of an image, and in its reconstructions, one for each of them.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.functional.squash import full_precision
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
+from torchcaps.tasks._base import (
+    EvaluationResult,
+    Outputs,
+    Predictions,
+    ReportItem,
+    drawing_error,
+    register_task,
+)
 from torchcaps.tasks.classify import Classify
-from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
 
 PRESENT = 0.5  # activation from which on a picture is said to show a class
@@ -32,17 +36,16 @@ class Multilabel(Classify):
     # Answers to the questions of the base classes:
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
     targets = ("labels",)
-    single_label = False
     data = "images of several classes each"  # words of the error for other data
 
-    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
+    def _setup(self, images: Dataset | None) -> None:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(
                 "model",
                 "images that show several classes need a network built with the option "
                 "multilabel=true",
             )
-        return super().training_step(batch, fraction_trained)
+        super()._setup(images)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return full_precision(logits).sigmoid()
@@ -57,15 +60,15 @@ class Multilabel(Classify):
                 "singles", "expected what each labeled class looks like alone, got none"
             )
         error = capsules.pose.new_zeros(())
-        columns = batch.targets["single_label"].T
-        for labels, targets in zip(columns, batch.targets["singles"].unbind(dim=1), strict=True):
-            error = error + self._drawing_error(capsules, labels, targets)
+        for index, labels in enumerate(batch.targets["single_label"].T):
+            images = batch.targets["singles"][:, index]
+            error = error + drawing_error(self, capsules, images, labels)
         return error
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)
 
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         rows = super().predict(images)
         for row in rows:
             activations = row["activations"].items()
@@ -74,6 +77,8 @@ class Multilabel(Classify):
         return rows
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
+        from torchcaps.tasks.report_items import overlaps
+
         if not self.spec.decoder or "single_label" not in images.targets:
             return []
         return [overlaps(self.model, images)]

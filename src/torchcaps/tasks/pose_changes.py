@@ -10,7 +10,6 @@ to the other should be the one that the transformation makes. Only changes are c
 every capsule has an origin of its own. Out: a `TransformingEvaluation`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -24,8 +23,7 @@ from torchcaps.evaluation.base import MetricResult, check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs
-from torchcaps.tasks._base import join_outputs
-from torchcaps.types import Capsules
+from torchcaps.tasks._base import BATCH, join_outputs
 
 SHIFT = ("dx", "dy")  # names of the m numbers of a transformation
 AFFINE = ("xx", "xy", "x", "yx", "yy", "y")
@@ -75,15 +73,14 @@ class TransformingEvaluation(MetricResult):
     @property
     def summary(self) -> str:
         """`correlation of estimated and true dx 0.989, dy 0.988 on 1,000 pairs`."""
-        correlations = [f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names]
-        pairs = f"{self.num_samples:,} pairs"
-        return f"correlation of estimated and true {', '.join(correlations)} on {pairs}"
+        numbers = [f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names]
+        correlations = ", ".join(numbers)
+        return f"correlation of estimated and true {correlations} on {self.num_samples:,} pairs"
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON; None where there is no number."""
-        return {
-            name: figure if isfinite(figure) else None for name, figure in super().to_dict().items()
-        }
+        figures = super().to_dict()
+        return {name: figure if isfinite(figure) else None for name, figure in figures.items()}
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
@@ -96,21 +93,18 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     Returns:
         "before", "after": poses in the source and in the target, `[batch, capsules, pose_dim]`.
         "expected": poses of the source, transformed. "before_presence", "after_presence":
-        `[batch, capsules]`. "target": images. "true": the transformations, `[batch, m]`. "error",
-        "copy_error", "moved_error": squared differences from the target, summed over pixels,
-        `[batch]`: of the drawing, of the source, and of the transformed source.
+        `[batch, capsules]`. "target": images. "true": the transformations, `[batch, m]`.
+        "pixel_error", "copy_error", "moved_error": squared differences from the target, summed over
+        pixels, `[batch]`: of the drawing, of the source, and of the transformed source.
     """
     source, target, transformation = pairs
-    before: Capsules = model.capsules(source)
-    after: Capsules = model.capsules(target)
-    expected: Capsules = model.move(before, transformation)
-    drawing: Tensor = model.reconstruct(expected)
+    before = model.capsules(source)
+    after = model.capsules(target)
+    expected = model.move(before, transformation)
     matrices = transformation
-    numbers = transformation[:, :2].flatten(1)
     if transformation.dim() == 2:  # shifts
         height, width = source.shape[2:]
         matrices = shift_matrices(transformation, (height, width))
-        numbers = transformation
     return {
         "before": before.pose,
         "before_presence": before.activation,
@@ -118,8 +112,8 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
         "after_presence": after.activation,
         "expected": expected.pose,
         "target": target,
-        "true": numbers,
-        "error": _squared_error(drawing, target),
+        "true": transformation[:, :2].flatten(1),
+        "pixel_error": _squared_error(model.reconstruct(expected), target),
         "copy_error": _squared_error(source, target),
         "moved_error": _squared_error(move_by_matrix(source, matrices), target),
     }
@@ -156,30 +150,21 @@ def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"
     return matrix[:, :2].flatten(1)  # the upper two rows
 
 
-def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
-    """Correlation over pairs of each number with its estimate; NaN where one does not vary."""
-    return _fit_line(true.double(), estimated)[0]
-
-
-def evaluate_transforming(
-    model: nn.Module, pairs: TransformedPairs, *, batch_size: int = 256
-) -> TransformingEvaluation:
+def evaluate_transforming(model: nn.Module, pairs: TransformedPairs) -> TransformingEvaluation:
     """Measure a `TransformingAutoencoder` on pairs that it was not trained with.
 
     Args:
         model: on any device; its mode is restored afterwards.
         pairs: see `transformed_pairs`; ValueError for fewer than two, or what it cannot take.
-        batch_size: pairs at a time.
     """
     check_images(pairs.source)
-    check_range("batch_size", batch_size, low=1)
     device = device_of(model)
-    parts = []
+    batches = zip(*(tensor.split(BATCH) for tensor in pairs), strict=True)
     with evaluating(model):
-        for start in range(0, len(pairs.source), batch_size):
-            rows = slice(start, start + batch_size)
-            batch = [tensor[rows].to(device) for tensor in pairs]
-            parts.append(compare_pairs(model, TransformedPairs(*batch)))
+        parts = [
+            compare_pairs(model, TransformedPairs(*(tensor.to(device) for tensor in batch)))
+            for batch in batches
+        ]
     return measure_pairs(join_outputs(parts))
 
 
@@ -191,25 +176,20 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     before_presence = columns["before_presence"]
     after_presence = columns["after_presence"]
     presence = (before_presence.mean(dim=0) + after_presence.mean(dim=0)) / 2
-    num_numbers = true.shape[1]
-    names = SHIFT if num_numbers == len(SHIFT) else AFFINE
+    names = SHIFT if true.shape[1] == len(SHIFT) else AFFINE
     estimated = estimated_transformations(columns)
-    correlations, slopes = _fit_line(true, estimated)
-
+    correlations, slopes = fit_line(true, estimated)
     # Each capsule by itself: its pairs are weighted by its presence in both images.
     weight = (before_presence * after_presence).unsqueeze(-1)
-    expected = (columns["expected"] - columns["before"])[..., :num_numbers]
-    change = (columns["after"] - columns["before"])[..., :num_numbers]
-    capsule_correlations, capsule_slopes = _fit_line(expected, change, weight)
-
-    # All capsules: means weighted by their presence. Those that never move do not count.
+    expected = (columns["expected"] - columns["before"])[..., : len(names)]
+    change = (columns["after"] - columns["before"])[..., : len(names)]
+    capsule_correlations, capsule_slopes = fit_line(expected, change, weight)
+    # Means weighted by presence. Capsules that never move do not count.
     moves = capsule_correlations.isfinite().all(dim=1)
     share = (presence * moves / presence[moves].sum()).unsqueeze(-1)  # [capsules, 1], of sum 1
     r = capsule_correlations.nan_to_num()
     slope = capsule_slopes.nan_to_num()
-    mean_slope = (share * slope).sum(dim=0)
-    slope_variance = (share * (slope - mean_slope).square()).sum(dim=0)
-
+    slope_variance = (share * (slope - (share * slope).sum(dim=0)).square()).sum(dim=0)
     by_number = {
         "correlation": correlations,
         "r2": correlations.square(),
@@ -217,7 +197,12 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         "mean_capsule_r2": (share * r.square()).sum(dim=0),
         "capsule_slope_spread": slope_variance.sqrt(),
     }
-    figures = _by_name(by_number, names) | {
+    figures = {
+        f"{metric}_{name}": number
+        for metric, numbers in by_number.items()
+        for name, number in zip(names, numbers.tolist(), strict=True)
+    }
+    figures |= {
         "mean_capsule_correlation": float((share * r).sum(dim=0).mean()),
         "cross_correlation": _cross_correlation(true, estimated),
         "presence_change": (after_presence - before_presence).abs().mean().item(),
@@ -237,30 +222,15 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     )
 
 
-def _by_name(columns: dict[str, Tensor], names: Sequence[str]) -> dict[str, float]:
-    """Metrics of each number of a transformation, by names such as `slope_dx`.
-
-    Args:
-        columns: metric -> its m numbers.
-        names: of the m numbers.
-    """
-    figures = {}
-    for metric, numbers in columns.items():
-        for name, number in zip(names, numbers.tolist(), strict=True):
-            figures[f"{metric}_{name}"] = number
-    return figures
-
-
 def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
     """Mean squared errors per pixel: of the drawing, and of three images for comparison."""
     target = columns["target"]
     num_pixels = target[0].numel()
-    return {
-        "pixel_mse": float(columns["error"].mean() / num_pixels),
-        "copy_mse": float(columns["copy_error"].mean() / num_pixels),
-        "moved_mse": float(columns["moved_error"].mean() / num_pixels),
-        "mean_mse": float((target - target.mean(dim=0)).square().mean()),
+    errors = {
+        f"{name}_mse": float(columns[f"{name}_error"].mean() / num_pixels)
+        for name in ("pixel", "copy", "moved")
     }
+    return errors | {"mean_mse": float((target - target.mean(dim=0)).square().mean())}
 
 
 def _cross_correlation(true: Tensor, predicted: Tensor) -> float:
@@ -272,16 +242,13 @@ def _cross_correlation(true: Tensor, predicted: Tensor) -> float:
         true: `[n, m]`.
         predicted: `[n, m]`.
     """
-    count = true.shape[1]
-    columns = torch.cat([true, predicted], dim=1)
-    correlations = torch.corrcoef(columns.T)  # [2m, 2m]
-    true_true = correlations[:count, :count]
-    predicted_true = correlations[count:, :count]
+    correlations = torch.corrcoef(torch.cat([true, predicted], dim=1).T)  # [2m, 2m]
+    true_true, predicted_true = correlations[:, : true.shape[1]].chunk(2)
     excess = predicted_true - predicted_true.diagonal().unsqueeze(-1) * true_true
     return float(excess.fill_diagonal_(0.0).abs().max())
 
 
-def _fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weighted correlation of x and y over the first axis, and slope of the line of y over x.
 
     Both are NaN where x does not vary; where y does not, the correlation is.

@@ -1,8 +1,12 @@
-"""Figures of models that tell classes apart, with their words, for plots and reports."""
+"""Figures of models that tell classes apart, with their words, for plots and reports.
+
+The module needs matplotlib.
+"""
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps import viz
 from torchcaps.data import Dataset
 from torchcaps.evaluation import (
     Evaluation,
@@ -11,7 +15,7 @@ from torchcaps.evaluation import (
     reconstructions,
     segment,
 )
-from torchcaps.tasks._base import ReportItem
+from torchcaps.tasks._base import ReportItem, evenly
 from torchcaps.types import ModelSpec, spec_of
 from torchcaps.words import join_names, percent, rounded
 
@@ -39,31 +43,25 @@ def classified(model: nn.Module, evaluation: Evaluation, images: Dataset) -> lis
 
 def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> ReportItem:
     """Test images beside the activations of their most active classes."""
-    from torchcaps import viz
-
-    bars = viz.activation_bars(
-        images.float_images(indices),
-        evaluation.activations[indices],
-        evaluation.labels[indices],
-        classes=viz.names.drawable(evaluation.classes),
-    )
     return ReportItem(
         "activations",
         "Examples",
         "Test images and the activations of their classes.",
-        bars,
+        viz.activation_bars(
+            images.float_images(indices),
+            evaluation.activations[indices],
+            evaluation.labels[indices],
+            classes=viz.names.drawable(evaluation.classes),
+        ),
         f"{len(indices)} test images with bars for their most active classes.",
     )
 
 
 def confusions(evaluation: Evaluation) -> ReportItem:
     """The confusion matrix, and which classes are taken for which most often."""
-    from torchcaps import viz
-
     classes = evaluation.classes
-    names = viz.names.drawable(classes)
     counts = evaluation.confusion
-    mistakes = counts - counts.diag().diag()
+    mistakes = counts.clone().fill_diagonal_(0)
     order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
     rows = []
     for place in order.tolist():
@@ -72,60 +70,52 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         if count:
             share = percent(count / int(counts[true].sum()))
             rows.append((classes[true], classes[predicted], f"{count:,}", share))
-    text = "Rows are true classes, columns what they were taken for. "
-    heads: tuple[str, ...] = ()
-    if rows:
-        text += "The most frequent confusions are listed below it."
-        heads = ("True class", "Taken for", "Images", "Of the true class")
-    else:
-        text += "No image was taken for another class."
-    if names != list(classes):
-        text += (
-            " Where a name cannot be drawn in a picture, it says the class's number in the table "
-            "below."
-        )
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",
-        text,
-        viz.confusion_matrix(counts, names),
+        "Rows are true classes, columns what they were taken for. The most frequent confusions are "
+        "listed below it. In place of a name that cannot be drawn stands the number of the class.",
+        viz.confusion_matrix(counts, viz.names.drawable(classes)),
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
-        heads,
+        ("True class", "Taken for", "Images", "Of the true class"),
         tuple(rows),
     )
 
 
 def by_class(evaluation: Evaluation) -> ReportItem:
     """Accuracy and precision of each class; of very many, a table of the least accurate."""
-    from torchcaps import viz
-
     per_class = evaluation.per_class
     accuracies = [row["accuracy"] for row in per_class]
-    counts = [row["count"] for row in per_class]
     # Classes without images come last.
     order = sorted(range(len(per_class)), key=lambda k: (accuracies[k] is None, accuracies[k]))
     rows = []
     for k in sorted(order[:MAX_ROWS]):
         row = per_class[k]
-        accuracy = percent(row["accuracy"])
-        numbers = (f"{row['correct']:,}", f"{row['count']:,}")
-        ranks = (rounded(row["f1"]), rounded(row["auroc"]))
-        rows.append((row["name"], str(k), accuracy, *numbers, percent(row["precision"]), *ranks))
-    text = (
-        "Accuracy is the share of the images of a class that are recognized; precision is the "
-        "share of the images taken for it that are of it; F1 is their harmonic mean. AUROC is the "
-        "probability that an image of the class has a larger activation of it than another image."
-    )
-    if evaluation.never_predicted:
-        text += f" No image was taken for: {join_names(evaluation.never_predicted)}."
-    if len(rows) < len(per_class):
-        text += f" Listed are the {len(rows)} least accurate of {len(per_class)} classes."
+        cells = (
+            row["name"],
+            str(k),
+            percent(row["accuracy"]),
+            f"{row['correct']:,}",
+            f"{row['count']:,}",
+            percent(row["precision"]),
+            rounded(row["f1"]),
+            rounded(row["auroc"]),
+        )
+        rows.append(cells)
     return ReportItem(
         "per_class",
         "Class by class",
-        text,
-        viz.per_class_bars(accuracies, viz.names.drawable(evaluation.classes), counts),
+        "Accuracy is the share of the images of a class that are recognized; precision is the "
+        "share of the images taken for it that are of it; F1 is their harmonic mean. AUROC is the "
+        "probability that an image of the class has a larger activation of it than another image. "
+        f"Never predicted: {join_names(evaluation.never_predicted) or 'none'}. Of more than "
+        f"{MAX_ROWS} classes the least accurate are listed.",
+        viz.per_class_bars(
+            accuracies,
+            viz.names.drawable(evaluation.classes),
+            [row["count"] for row in per_class],
+        ),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
         tuple(rows),
@@ -134,22 +124,17 @@ def by_class(evaluation: Evaluation) -> ReportItem:
 
 def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     """Whether activations can be read as confidence."""
-    from torchcaps import viz
-
     errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
-    text = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
+    text = (
+        "A calibrated model is right in 80 % of the cases in which it is 80 % sure. The expected "
+        f"calibration error of the largest {kind} is {percent(errors.length.error)}; 0 would be "
+        "perfect."
+    )
     if spec.pose and not spec.logits:
         text += (
-            f"The {kind} of a capsule is no probability, so both readings in use are shown: the "
-            f"largest {kind} divided by the sum of all, and as it is. The expected calibration "
-            f"error is {percent(errors.normalized.error)} for the first and "
-            f"{percent(errors.length.error)} for the second; 0 would be perfect."
-        )
-    else:
-        text += (
-            "The expected calibration error of its largest output is "
-            f"{percent(errors.length.error)}; 0 would be perfect."
+            f" The {kind} of a capsule is no probability, so it is also divided by the sum of all: "
+            f"the error is then {percent(errors.normalized.error)}."
         )
     return ReportItem(
         "calibration",
@@ -163,11 +148,9 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
 
 def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
     """Test images above what the decoder draws from the pose of the most active capsule alone."""
-    from torchcaps import viz
-
     pixels = images.float_images(indices)
     outputs = reconstructions(model, pixels)
-    error = float((pixels.cpu() - outputs.images).square().mean())
+    error = (pixels.cpu() - outputs.images).square().mean()
     return ReportItem(
         "reconstructions",
         "Reconstructions",
@@ -186,8 +169,6 @@ def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
 
 def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
     """Images of two classes, and what the decoder draws from their two most active capsules."""
-    from torchcaps import viz
-
     indices = evenly(torch.arange(len(images)), OVERLAPS)
     pixels = images.float_images(indices)
     labels = images.targets["single_label"][indices].cpu()
@@ -208,8 +189,3 @@ def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
         f"{len(indices)} images of two overlapping classes, and what the decoder draws of each "
         "class alone.",
     )
-
-
-def evenly(indices: Tensor, count: int) -> Tensor:
-    """At most `count` of these, spread over all of them in their order."""
-    return indices[torch.linspace(0, len(indices) - 1, min(count, len(indices))).round().long()]

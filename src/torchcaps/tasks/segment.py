@@ -23,13 +23,12 @@ Symbols of the losses, at one pixel and for one foreground class:
        the setting `class_weights="none"`
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data import Batch, Dataset
 from torchcaps.data.augment.transforms import one_hot_foreground
@@ -44,17 +43,16 @@ from torchcaps.evaluation.accuracy.pixels import (
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import (
     BATCH,
     EvaluationResult,
     Outputs,
     ReportItem,
     Task,
+    evenly,
     register_task,
 )
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
-from torchcaps.tasks.report_items import evenly
 from torchcaps.transfer import widen
 from torchcaps.types import ModelSpec
 
@@ -158,9 +156,10 @@ class Segment(Task):
         config: settings of the run, with defaults where the run leaves them open.
         loss: name of the loss in `LOSSES`.
         reconstruction_weight: the setting, in the unit of `MNIST_PIXELS`; 0 without a decoder.
-        class_weights: w, `[classes - 1, 1, 1]`; 1 without images, and with `class_weights="none"`.
+        class_weights: w, `[classes - 1, 1, 1]`: number of other pixels for each pixel of a class,
+            and 1 for a class that no mask shows; 1 without images, and with
+            `class_weights="none"`.
         missing_classes: names of the classes that no mask of these images shows.
-        num_foreground: number of foreground classes; None for a task without images.
         eval_batch_size: images of a batch that is not trained with.
     """
 
@@ -173,28 +172,24 @@ class Segment(Task):
     capabilities = frozenset({"sweep"})
     is_dense = True  # its models predict each pixel
     data = "images with masks"  # words of the error for other data
+    class_weights = torch.ones(1, 1, 1)
+    missing_classes: Sequence[str] = ()
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig | None = None,
-        images: Dataset | None = None,
-    ) -> None:
-        super().__init__(model, config, images)
-        if config is None:
-            return
+    def _setup(self, images: Dataset | None) -> None:
         self.reconstruction_weight = self.config.task.reconstruction or 0.0
-        self.class_weights = torch.ones(1, 1, 1)
-        self.missing_classes: list[str] = []
-        self.num_foreground: int | None = None
-        if images is not None:
-            self.num_foreground = images.num_classes - 1
-            image_pixels = images.targets["mask"][0].numel()
-            # At most as many images as in other tasks (BATCH), fewer if they are large.
-            self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
-            weights, self.missing_classes = weigh_classes(images)
-            is_weighted = self.config.task.class_weights == "auto"
-            self.class_weights = weights if is_weighted else torch.ones_like(weights)
+        if images is None:
+            return
+        masks = images.targets["mask"]
+        # At most as many images as in other tasks (BATCH), fewer if they are large.
+        self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // masks[0].numel()))
+        class_sizes = widen(masks.flatten().bincount(minlength=images.num_classes)[1:])
+        is_missing = class_sizes == 0
+        self.missing_classes = [
+            images.classes[1 + k] for k in is_missing.nonzero().flatten().tolist()
+        ]
+        if self.config.task.class_weights == "auto":
+            weights = (masks.numel() - class_sizes) / class_sizes.clamp(min=1)
+            self.class_weights = torch.where(is_missing, 1.0, weights).float().view(-1, 1, 1)
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -230,10 +225,6 @@ class Segment(Task):
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and its terms without their weights.
 
-        Args:
-            batch: images, and the target "mask".
-            fraction_trained: of the training, in [0, 1]; the losses of this task do not change.
-
         Returns:
             "loss": what is minimized, with the reconstruction if it has a weight. By the name of
             the loss in `LOSSES`: that of the masks. "reconstruction", if weighted: mean error.
@@ -267,15 +258,16 @@ class Segment(Task):
         masks = batch.targets["mask"].long()
         prediction = self.pixel_prediction(batch.inputs)
         num_images, height, width = masks.shape
-        num_foreground = self.num_foreground or prediction.probabilities.shape[1]
         check_shape(
             "model",
             prediction.probabilities,
             ("batch", "classes without background", "height", "width"),
-            **{"classes without background": num_foreground, "height": height, "width": width},
+            **{"classes without background": len(self.classes) - 1},
+            height=height,
+            width=width,
         )
         predicted = masks_from_probabilities(prediction.probabilities)
-        counts = pixel_counts(predicted, masks, 1 + num_foreground)
+        counts = pixel_counts(predicted, masks, len(self.classes))
         return {
             "counts": torch.stack(counts, dim=1),
             "pixel_accuracy": widen((predicted == masks).flatten(1)).mean(dim=1),
@@ -284,84 +276,55 @@ class Segment(Task):
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of all images, by what `eval_step` gave: "loss", and means over classes."""
-        num_classes = 1 + outputs["counts"].shape[2]
-        # Figures by class need names, which the means do not show: numbers will do.
-        figures = _mask_figures(outputs, tuple(map(str, range(num_classes))))
+        figures = self._mask_figures(outputs)
+        loss = outputs["loss"].double().mean().item()
         return {
-            "loss": outputs["loss"].double().mean().item(),
+            "loss": loss,
             "dice": figures.dice,
             "iou": figures.iou,
             "boundary": figures.boundary,
         }
+
+    def _mask_figures(self, outputs: Outputs) -> MaskFigures:
+        """Metrics of all images together, by what `eval_step` gave."""
+        counts = PixelCounts(*outputs["counts"].unbind(dim=1))
+        return mask_figures(counts, outputs["pixel_accuracy"], self.classes)
 
     def warnings(self, outputs: Outputs, fraction_trained: float) -> list[str]:
         """Sentences about classes without a mask, and about a model that finds no class."""
         sentences = [
             f"no mask to train with shows the class {name!r}" for name in self.missing_classes
         ]
-        if not PixelCounts(*outputs["counts"].unbind(dim=1)).predicted.any():
+        _, predicted, *_ = outputs["counts"].unbind(dim=1)
+        if not predicted.any():
             sentences.append("the model takes every pixel for background")
         return sentences
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """Metrics of test images, also of each class."""
-        return _mask_figures(outputs, images.classes)
+        return self._mask_figures(outputs)
 
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
         """A plot of test images with true and predicted masks, and a table of metrics by class."""
         from torchcaps.viz import tiles
 
-        examples, predicted = predict_examples(self, images)
+        examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
+        pictures = examples.float_images()
+        device = device_of(self.model)
+        with evaluating(self):  # one image at a time: they may be large
+            maps = [self.predict_pixels(picture.to(device)).cpu() for picture in pictures.split(1)]
+        predicted = masks_from_probabilities(torch.cat(maps))
+        masks = examples.targets["mask"].cpu()
         heads, rows = evaluation.table()
-        figure = tiles.masks(
-            examples.float_images(), examples.targets["mask"], predicted, classes=images.classes
-        )
         return [
             ReportItem(
-                key="masks",
-                title="Masks",
-                about="Above: test images. Middle: with their true masks. Below: with the masks "
-                "that the model finds.",
-                figure=figure,
-                alt="Test images, and the same with true and predicted masks as colors over them.",
-                heads=heads,
-                rows=tuple(rows),
+                "masks",
+                "Masks",
+                "Above: test images. Middle: with their true masks. Below: with the masks that the "
+                "model finds.",
+                tiles.masks(pictures.cpu(), masks, predicted, classes=images.classes),
+                "Test images, and the same with true and predicted masks as colors over them.",
+                heads,
+                tuple(rows),
             )
         ]
-
-
-def weigh_classes(images: Dataset) -> tuple[Float[Tensor, "foreground 1 1"], list[str]]:
-    """The weights w of the foreground classes, and the names of the classes that no mask shows.
-
-    The weight of a class is the number of other pixels for each of its pixels, and 1 for a class
-    that no mask shows.
-    """
-    masks = images.targets["mask"]
-    class_sizes = widen(masks.flatten().bincount(minlength=images.num_classes)[1:])
-    weights = (masks.numel() - class_sizes) / class_sizes.clamp(min=1)
-    weights = torch.where(class_sizes > 0, weights, 1.0).float().view(-1, 1, 1)
-    missing = (class_sizes == 0).nonzero().flatten().tolist()
-    return weights, [images.classes[1 + k] for k in missing]
-
-
-def predict_examples(task: Segment, images: Any) -> tuple[Any, Masks]:
-    """Images at equal distances in a set, and their predicted masks, on the CPU."""
-    examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
-    device = device_of(task.model)
-    probabilities = []
-    with evaluating(task):  # evaluation mode, no gradients
-        for image in examples.float_images().split(1):  # one at a time: they may be large
-            probabilities.append(task.predict_pixels(image.to(device)))
-    predicted = masks_from_probabilities(torch.cat(probabilities)).cpu()
-    return examples.to("cpu"), predicted
-
-
-def _mask_figures(outputs: Outputs, class_names: tuple[str, ...]) -> MaskFigures:
-    """Metrics of all images together, by what `eval_step` gave.
-
-    Args:
-        outputs: of all images.
-        class_names: the background first.
-    """
-    counts = PixelCounts(*outputs["counts"].unbind(dim=1))
-    return mask_figures(counts, outputs["pixel_accuracy"], class_names)

@@ -17,30 +17,30 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from torchcaps.data import Batch, Dataset, Transforms
-from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.evaluation.forward import evaluating
-from torchcaps.functional import move_by_matrix, reconstruction_loss
+from torchcaps.functional import move_by_matrix
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.images import shrink
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import (
     EvaluationResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
+    drawing_error,
     first_batch,
     register_task,
 )
 from torchcaps.tasks.pose_changes import (
     TransformingEvaluation,
     compare_pairs,
-    correlation,
     estimated_transformations,
+    fit_line,
     measure_pairs,
 )
 from torchcaps.transfer import to_device
@@ -49,7 +49,6 @@ from torchcaps.words import rounded
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
-AXES = ("batch", "channels", "height", "width")
 SHIFT = 2  # largest shift of a view in pixels
 # Largest changes of a view beside its shift, for affine poses; see `transformed_pairs`.
 CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}
@@ -68,7 +67,6 @@ class Transform(Task):
     """Pairs of views of an image: the model draws the second one by the first one.
 
     Attributes:
-        pose: kind of the model's poses, "translation" or "affine", and so of the transformations.
         ranges: largest "shift" in pixels, "degrees", "zoom" and "shear" of a view.
         transforms: other augmentations of the original images.
     """
@@ -84,24 +82,11 @@ class Transform(Task):
     clip = 0.0  # gradients are not clipped: the loss is a sum over pixels, and so are they
     requires = "a model whose poses a known transformation moves"  # words of the error for others
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig | None = None,
-        images: Dataset | None = None,
-    ) -> None:
-        super().__init__(model, config, images)
-        if not self.spec.decoder:
-            raise ArgumentError(
-                "decoder", "this task trains a model to draw, and it has no decoder"
-            )
-        self.pose: Pose = self.model.pose
-        if config is None:
-            return
+    def _setup(self, images: Dataset | None) -> None:
         settings = self.config.augmentation
         self.ranges = {name: getattr(settings, name) for name in ("shift", *CHANGES)}
         for name in CHANGES:
-            if self.pose == "translation" and self.ranges[name]:
+            if self.model.pose == "translation" and self.ranges[name]:
                 raise ArgumentError(
                     name,
                     f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}",
@@ -131,20 +116,15 @@ class Transform(Task):
             first, second = _random_views(size, len(originals), self.ranges, generator)
         else:
             first, second = batch.targets["first"], batch.targets["second"]
-        source, target, transformation = _make_pairs(originals, self.pose, first, second)
+        source, target, transformation = _make_pairs(originals, self.model.pose, first, second)
         targets = {"target": target, "transformation": transformation}
         return Batch(source, targets, batch.indices)
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """Squared error of the drawing, a sum over pixels and a mean over the batch."""
         pairs = pairs_of(batch)
-        if self.spec.draw_size is None:
-            drawings = self.model(pairs.source, pairs.transformation)
-            error = reconstruction_loss(drawings, pairs.target)
-        else:  # compared at the size at which the model draws
-            capsules = self.model.capsules(pairs.source)
-            drawings = self.model.draw(self.model.move(capsules, pairs.transformation))
-            error = reconstruction_loss(drawings, shrink(pairs.target, self.spec.draw_size))
+        capsules = self.model.move(self.model.capsules(pairs.source), pairs.transformation)
+        error = drawing_error(self, capsules, pairs.target)
         return {"loss": error, "reconstruction": error}
 
     def eval_step(self, batch: Batch) -> Outputs:
@@ -154,10 +134,10 @@ class Transform(Task):
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """The error, and the correlation of estimated and true transformations."""
-        estimated = estimated_transformations(outputs)
+        correlations, _ = fit_line(outputs["true"].double(), estimated_transformations(outputs))
         return {
-            "loss": outputs["error"].double().mean().item(),
-            "correlation": correlation(outputs["true"], estimated).nan_to_num().mean().item(),
+            "loss": outputs["pixel_error"].double().mean().item(),
+            "correlation": correlations.nan_to_num().mean().item(),
         }
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
@@ -168,24 +148,22 @@ class Transform(Task):
             pairs = pairs_of(first_batch(self, images, MAX_PAIRS))
             drawings = self.model(pairs.source, pairs.transformation)
         pictures = [images.float().cpu() for images in (pairs.source, drawings, pairs.target)]
-        return [
-            _poses_item(evaluation, unit="pixels" if self.pose == "translation" else ""),
-            _drawings_item(evaluation, pictures),
-            _capsules_item(evaluation, self.model.strokes().cpu()),
-        ]
+        unit = "pixels" if self.model.pose == "translation" else ""
+        return _report_items(evaluation, pictures, self.model.strokes().cpu(), unit)
 
     @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        poses, presences = self.model.capsules(images)
+    def predict(self, images: Tensor) -> Predictions:
         rows = []
-        for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
+        columns = (column.float().cpu() for column in self.model.capsules(images))
+        for pose, presence in zip(*columns, strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_CAPSULES].tolist()
-            capsules = [
+            capsules: list[dict[str, Any]] = [
                 {"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()}
                 for k in order
             ]
-            row = {"capsule": order[0], "presence": capsules[0]["presence"], "capsules": capsules}
-            rows.append(row)
+            rows.append(
+                {"capsule": order[0], "presence": capsules[0]["presence"], "capsules": capsules}
+            )
         return rows
 
 
@@ -194,73 +172,67 @@ def pairs_of(batch: Batch) -> TransformedPairs:
     return TransformedPairs(batch.inputs, batch.targets["target"], batch.targets["transformation"])
 
 
-def _poses_item(evaluation: TransformingEvaluation, unit: str) -> ReportItem:
+def _report_items(
+    evaluation: TransformingEvaluation, pictures: list[Tensor], strokes: Tensor, unit: str
+) -> list[ReportItem]:
+    """Estimated transformations, drawings, and what capsules draw.
+
+    Args:
+        evaluation: of test images.
+        pictures: sources, drawings and targets of some pairs.
+        strokes: of the model.
+        unit: of the numbers of a transformation.
+    """
     from torchcaps import viz
 
     figures = evaluation.figures
-    rows = []
-    for name in evaluation.names:
-        columns = (
-            figures[f"{kind}_{name}"] for kind in ("correlation", "slope", "mean_capsule_r2")
-        )
-        rows.append((name, *map(rounded, columns)))
-    return ReportItem(
-        "scatter",
-        "Do capsules know what was done?",
-        "Each image is paired with itself transformed. The capsules, weighted by their presence in "
-        "both, say what was done; it is known what was. A correlation and a slope of 1 would be "
-        "right. R² is a mean over single capsules.",
-        viz.predicted_transformations(
-            evaluation.true[:MAX_POINTS],
-            evaluation.predicted[:MAX_POINTS],
-            names=evaluation.names,
-            unit=unit,
-        ),
-        f"Estimated against true {' and '.join(evaluation.names)} of each pair, a panel each.",
-        ("Number", "Correlation", "Slope", "R² of a capsule"),
-        tuple(rows),
-    )
-
-
-def _drawings_item(evaluation: TransformingEvaluation, pictures: list[Tensor]) -> ReportItem:
-    from torchcaps import viz
-
-    figures = evaluation.figures
-    rows = [
-        ("the drawing", f"{figures['pixel_mse']:.5f}"),
-        ("the input as it is", f"{figures['copy_mse']:.5f}"),
-        ("the input, itself transformed", f"{figures['moved_mse']:.5f}"),
-        ("the mean of all targets", f"{figures['mean_mse']:.5f}"),
-    ]
-    return ReportItem(
-        "triplets",
-        "What it draws",
-        "The network sees the first row and is told the transformation; it draws the second, and "
-        "should draw the third.",
-        viz.transformed(*pictures),
-        "Test images, what the network draws when told a transformation, and the images so "
-        "transformed.",
-        ("Beside the target", "Mean squared error per pixel"),
-        tuple(rows),
-    )
-
-
-def _capsules_item(evaluation: TransformingEvaluation, strokes: Tensor) -> ReportItem:
-    from torchcaps import viz
-
+    names = evaluation.names
+    kinds = ("correlation", "slope", "mean_capsule_r2")
+    numbers = [(name, *(rounded(figures[f"{kind}_{name}"]) for kind in kinds)) for name in names]
+    errors = {
+        "the drawing": "pixel",
+        "the input as it is": "copy",
+        "the input, itself transformed": "moved",
+        "the mean of all targets": "mean",
+    }
+    pairs = (evaluation.true[:MAX_POINTS], evaluation.predicted[:MAX_POINTS])
+    units = "What the generation units of the capsules most often present draw"
     capsules = evaluation.presence.argsort(descending=True)[:MAX_DRAWN_CAPSULES]
-    figures = evaluation.figures
-    title = "what the generation units of the capsules most often present draw"
-    return ReportItem(
-        "generation",
-        "The capsules",
-        f"{figures['capsules_alive']} of {len(evaluation.presence)} capsules are present in more "
-        f"than one image of a hundred. Presence changes by {figures['presence_change']:.3f} on "
-        "average when the image is transformed; it ought to stay. "
-        "Below, a row for each of those most often present: what its generation units draw.",
-        viz.generation_weights(strokes[capsules, :MAX_UNITS], title=title),
-        "What the generation units of the capsules most often present draw, a row a capsule.",
-    )
+    return [
+        ReportItem(
+            "scatter",
+            "Do capsules know what was done?",
+            "Each image is paired with itself transformed. The capsules, weighted by their "
+            "presence in both, say what was done; it is known what was. A correlation and a slope "
+            "of 1 would be right. R² is a mean over single capsules.",
+            viz.predicted_transformations(*pairs, names=names, unit=unit),
+            f"Estimated against true {' and '.join(names)} of each pair, a panel each.",
+            ("Number", "Correlation", "Slope", "R² of a capsule"),
+            tuple(numbers),
+        ),
+        ReportItem(
+            "triplets",
+            "What it draws",
+            "The network sees the first row and is told the transformation; it draws the second, "
+            "and should draw the third.",
+            viz.transformed(*pictures),
+            "Test images, what the network draws when told a transformation, and the images so "
+            "transformed.",
+            ("Beside the target", "Mean squared error per pixel"),
+            tuple((words, f"{figures[f'{name}_mse']:.5f}") for words, name in errors.items()),
+        ),
+        ReportItem(
+            "generation",
+            "The capsules",
+            f"{figures['capsules_alive']} of {len(evaluation.presence)} capsules are present in "
+            f"more than one image of a hundred. Presence changes by "
+            f"{figures['presence_change']:.3f} on average when the image is transformed; it ought "
+            "to stay. Below, a row for each of those most often present: what its generation units "
+            "draw.",
+            viz.generation_weights(strokes[capsules, :MAX_UNITS], title=units),
+            f"{units}, a row a capsule.",
+        ),
+    ]
 
 
 def transformed_pairs(
@@ -290,7 +262,6 @@ def transformed_pairs(
     Raises:
         ValueError: images of other axes, an unknown pose, or a range below 0.
     """
-    check_shape("images", images, AXES)
     check_known("pose", pose, Pose)
     ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
     for name, limit in ranges.items():
@@ -341,12 +312,9 @@ def _random_views(
         shear = slant * ranges["shear"]
         cos = scale * angle.cos()
         sin = scale * angle.sin()
-        matrices = torch.eye(3, device=device).repeat(count, 1, 1)
-        matrices[:, 0, 0] = cos
-        matrices[:, 0, 1] = shear * cos - sin
-        matrices[:, 1, 0] = sin
-        matrices[:, 1, 1] = shear * sin + cos
-        matrices[:, :2, 2] = moves * (2 / max(img_size))
-        return matrices
+        x, y = moves.T * (2 / max(img_size))
+        zero = torch.zeros_like(x)
+        rows = [cos, shear * cos - sin, x, sin, shear * sin + cos, y, zero, zero, zero + 1]
+        return torch.stack(rows, dim=1).unflatten(1, (3, 3))
 
     return draw(), draw()

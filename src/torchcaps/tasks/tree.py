@@ -14,11 +14,13 @@ Out: a weighted sum of a loss of each level; and metrics that compare predicted 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
@@ -26,13 +28,11 @@ from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import TextTable
 from torchcaps.evaluation.forward import device_of
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
-from torchcaps.tasks.class_weights import weighted_loss
+from torchcaps.tasks._base import EvaluationResult, Outputs, Predictions, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.transfer import widen
-from torchcaps.types import ModelSpec, model_metadata
-from torchcaps.words import in_words, percent
+from torchcaps.types import ModelSpec
+from torchcaps.words import in_words, join_names, percent
 
 DYNAMIC = "dynamic_margin"  # the margin loss, levels weighted by their accuracy
 # Metrics after every epoch; see `path_figures`.
@@ -47,12 +47,15 @@ class TreeEvaluation(Evaluation):
     Attributes:
         tree: of the classes.
         paths: predicted class on every level; a class need not be the parent of the next.
-        hierarchy: metrics by name, see `path_figures`.
     """
 
     tree: LabelTree
     paths: Paths
-    hierarchy: dict[str, float]
+
+    @cached_property
+    def hierarchy(self) -> dict[str, float]:
+        """Metrics by name, see `path_figures`."""
+        return path_figures(self.paths, self.truth, self.tree)
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | self.hierarchy
@@ -67,9 +70,8 @@ class TreeEvaluation(Evaluation):
         num_right = (self.paths == self.truth).sum(dim=0).tolist()
         levels = []
         for level, (size, count) in enumerate(zip(self.tree.sizes, num_right, strict=True), 1):
-            accuracy = percent(count / self.num_samples)
-            name = f"level {level}: {size} classes"
-            levels.append((name, accuracy, str(count), str(self.num_samples), "", "", ""))
+            numbers = (percent(count / self.num_samples), str(count), str(self.num_samples))
+            levels.append((f"level {level}: {size} classes", *numbers, "", "", ""))
         return TextTable(heads, [*levels, *rows])
 
     @property
@@ -84,10 +86,6 @@ class Tree(Classify):
 
     A model with capsules for every level learns a weighted sum of the losses of all levels. Any
     other classifier of the finest classes is trained as by the base class.
-
-    Attributes:
-        tree: of the classes.
-        knows_levels: whether the model has capsules for every level.
     """
 
     # Answers to the questions of the base class `Task`:
@@ -99,38 +97,37 @@ class Tree(Classify):
         LOSSES,  # type: ignore[arg-type]
     )
     model_tasks = ("classify", "tree")  # tasks of models for which "auto" may mean this one
-    ancestors: Tensor  # `[classes, levels]`: the path of each finest class
+    data = "classes that are paths of one depth, such as clothing/tops/shirt"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig | None = None,
-        images: Dataset | None = None,
-    ) -> None:
-        classes = model_metadata(model).classes if images is None else images.classes
-        tree = label_tree(classes)
-        if tree is None:
-            examples = ", ".join(classes[:3])
+    def _setup(self, images: Dataset | None) -> None:
+        super()._setup(images)
+        if self.knows_levels and self.model.tree != self.tree:
             raise ArgumentError(
-                "task",
-                "tree needs paths of one depth as classes, such as clothing/tops/shirt, "
-                f"got {examples}, ...",
-            )
-        super().__init__(model, config, images)
-        self.tree = tree
-        self.knows_levels = self.spec.task == self.name
-        if self.knows_levels and self.model.tree != tree:
-            sizes = ", ".join(map(str, tree.sizes))
-            raise ArgumentError(
-                "model", f"expected one built for these classes, whose tree has levels of {sizes}"
+                "model", f"expected one built for a tree with levels of {self.tree.sizes} classes"
             )
         if self.loss == DYNAMIC and not self.knows_levels:
             raise ArgumentError(
                 "loss",
                 f"{DYNAMIC} weighs levels of a label tree, and this model tells only its finest",
             )
-        ancestors = torch.tensor(tree.ancestors, device=device_of(model))
-        self.register_buffer("ancestors", ancestors, persistent=False)
+
+    @property
+    def knows_levels(self) -> bool:
+        """Whether the model has capsules for every level."""
+        return self.spec.task == self.name
+
+    @cached_property
+    def tree(self) -> LabelTree:
+        """That of the classes."""
+        tree = label_tree(self.classes)
+        if tree is None:
+            raise ArgumentError("task", f"tree takes {self.data}, got {join_names(self.classes)}")
+        return tree
+
+    @cached_property
+    def ancestors(self) -> Paths:
+        """The path of each finest class, `[classes, levels]`, where the model is."""
+        return torch.tensor(self.tree.ancestors, device=device_of(self.model))
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -138,7 +135,7 @@ class Tree(Classify):
         settings = super().default_settings(model, spec, loss)
         if spec.task == cls.name:
             settings.pop("reconstruction", None)
-        if loss in LOSSES and "label_smoothing" in LOSSES.reads(loss):
+        if loss != DYNAMIC and "label_smoothing" in LOSSES.reads(loss):
             settings["label_smoothing"] = 0.0
         return settings
 
@@ -151,29 +148,26 @@ class Tree(Classify):
         """The loss of a batch, that of each level, and the accuracy of the finest classes."""
         if not self.knows_levels:
             return super().training_step(batch, fraction_trained)
-        activations = self._level_activations(batch.inputs)
         labels = batch.targets["label"]
         paths = self.ancestors[labels]
-        compute_loss = weighted_loss(self.losses[self.loss], self.class_weights, labels)
-        losses = []
-        for activation, classes in zip(activations, paths.T, strict=True):
-            scores = Scores(activation)
-            losses.append(compute_loss(scores, classes, fraction_trained, self.config.task))
-        is_right = _predicted_paths(activations) == paths  # [batch, levels]
+        activations, predicted = self._predict_levels(batch.inputs)
+        losses = [
+            self._compute_loss(Scores(activation), classes, fraction_trained, labels)
+            for activation, classes in zip(activations, paths.T, strict=True)
+        ]
+        is_right = predicted == paths  # [batch, levels]
         weights = self._weights(is_right)
-        outputs = {
-            "loss": (weights * torch.stack(losses)).sum(),
-            self.loss: losses[-1],
-        }
+        outputs = {"loss": (weights * torch.stack(losses)).sum(), self.loss: losses[-1]}
         for level, loss in enumerate(losses[:-1], start=1):
             outputs[f"{self.loss}_{level}"] = loss
         outputs["accuracy"] = widen(is_right[:, -1]).mean()
         outputs["activation"] = activations[-1].detach()
         return outputs
 
-    def _level_activations(self, images: Tensor) -> list[Tensor]:
-        """Activations of the classes of every level, each `[batch, classes of the level]`."""
-        return [capsules.activation for capsules in self.model.levels(images)]
+    def _predict_levels(self, images: Tensor) -> tuple[list[Tensor], Paths]:
+        """Activations `[batch, classes]` of every level, and its most active classes."""
+        activations = [capsules.activation for capsules in self.model.levels(images)]
+        return activations, torch.stack([each.argmax(dim=1) for each in activations], dim=1)
 
     def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Weights of the levels in this step; see `level_weights`.
@@ -184,12 +178,12 @@ class Tree(Classify):
         Args:
             is_right: whether the predicted class is the true one.
         """
-        accuracies = None
+        accuracy = None
         if self.loss == DYNAMIC:
-            counts = torch.tensor([*is_right.sum(dim=0).tolist(), len(is_right)])
-            counts = all_reduce_sum(counts)
-            accuracies = (counts[:-1].double() / counts[-1]).tolist()
-        return torch.tensor(level_weights(self.tree.sizes, accuracies), device=is_right.device)
+            counts = F.pad(is_right.sum(dim=0).cpu(), (0, 1), value=len(is_right))
+            counts = all_reduce_sum(counts).double()
+            accuracy = counts[:-1] / counts[-1]
+        return level_weights(self.tree.sizes, accuracy).to(is_right.device, torch.float32)
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations of the finest classes, labels, and predicted "paths" `[batch, levels]`."""
@@ -198,49 +192,34 @@ class Tree(Classify):
             activation = outputs["activation"]
             check_shape("activation", activation, ("batch", "classes"), classes=len(self.ancestors))
             return outputs | {"paths": self.ancestors[activation.argmax(dim=1)]}
-        activations = self._level_activations(batch.inputs)
+        activations, predicted = self._predict_levels(batch.inputs)
         return {
             "activation": activations[-1].float(),
             "labels": batch.targets["label"],
-            "paths": _predicted_paths(activations),
+            "paths": predicted,
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of the finest classes, and of paths."""
-        figures = self._path_figures(outputs)
+        truth = self.ancestors.cpu()[outputs["labels"]]
+        figures = path_figures(outputs["paths"], truth, self.tree)
         return super().compute_metrics(outputs) | {name: figures[name] for name in EPOCH_METRICS}
 
-    def _path_figures(self, outputs: Outputs) -> dict[str, float]:
-        return path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
-
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        finest: Any = super().evaluation(outputs, images)
-        hierarchy = self._path_figures(outputs)
-        return TreeEvaluation(
-            **vars(finest),
-            tree=self.tree,
-            paths=outputs["paths"],
-            hierarchy=hierarchy,
-        )
+        finest = vars(super().evaluation(outputs, images))
+        return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"])
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         return [*_level_items(evaluation), *super().report_items(evaluation, images)]
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         paths = self.eval_step(Batch(images, {"label": labels}, labels))["paths"].cpu()
         rows = super().predict(images)
         for row, path, consistent in zip(rows, paths, is_consistent(paths, self.tree), strict=True):
             row["consistent"] = bool(consistent)
-            classes = zip(self.tree.levels, path.tolist(), strict=True)
-            row["levels"] = [names[k] for names, k in classes]
+            row["levels"] = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
         return rows
-
-
-def _predicted_paths(activations: Sequence[Tensor]) -> Paths:
-    """The most active class of every level."""
-    return torch.stack([activation.argmax(dim=1) for activation in activations], dim=1)
 
 
 def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
@@ -255,7 +234,9 @@ def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
     return agrees
 
 
-def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None) -> list[float]:
+def level_weights(
+    sizes: Sequence[int], accuracy: Float[Tensor, " levels"] | None = None
+) -> Float[Tensor, " levels"]:
     """Weights of the losses of the levels l, of sum 1.
 
     Args:
@@ -266,15 +247,11 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
         w_l = `1 - n_l / sum n`, divided by their sum: 0.444, 0.333 and 0.222 for 2, 6 and 10
         classes. With accuracies `1 - accuracy_l * w_l`, divided by their sum.
     """
-    weights = _normalized([1 - size / sum(sizes) for size in sizes])
+    n = torch.tensor(sizes, dtype=torch.float64)
+    weights = F.normalize(1 - n / n.sum(), p=1, dim=0)
     if accuracy is None:
         return weights
-    return _normalized([1 - a * weight for a, weight in zip(accuracy, weights, strict=True)])
-
-
-def _normalized(weights: Sequence[float]) -> list[float]:
-    total = sum(weights)
-    return [weight / total for weight in weights]
+    return F.normalize(1 - accuracy * weights, p=1, dim=0)
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:
@@ -295,46 +272,39 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     depth = len(tree.sizes)
     is_right = paths == truth
     accuracies = widen(is_right).mean(dim=0).tolist()
-    harmonic_mean = 0.0
-    if min(accuracies):
-        harmonic_mean = depth / sum(1 / share for share in accuracies)
+    harmonic_mean = depth / sum(1 / share for share in accuracies) if min(accuracies) else 0.0
 
     # Level by level, fine to coarse: `classes` are the predicted class of the level, and the
     # ancestors on this level of what is predicted on finer levels. They may be equal.
-    num_common = torch.zeros(len(paths), dtype=torch.int64, device=paths.device)
-    num_predicted = torch.zeros_like(num_common)
+    num_common = paths.new_zeros(len(paths))
+    num_predicted = paths.new_zeros(len(paths))
     classes = paths[:, depth:]  # none yet: [n, 0]
-    for level in range(depth - 1, -1, -1):
+    for level in reversed(range(depth)):
         if level < depth - 1:
             classes = torch.tensor(tree.parents[level], device=paths.device)[classes]
         classes = torch.cat([paths[:, level : level + 1], classes], dim=1)
         num_common += (classes == truth[:, level : level + 1]).any(dim=1)
         # Number of different classes.
-        steps = classes.sort(dim=1).values.diff(dim=1)
-        num_predicted += 1 + (steps != 0).sum(dim=1)
+        num_predicted += 1 + (classes.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1)
 
-    precision = widen(num_common) / num_predicted
-    recall = widen(num_common) / depth
-    f1 = 2 * widen(num_common) / (num_predicted + depth)
-    figures = {}
-    for level, share in enumerate(accuracies, start=1):
-        figures[f"level_{level}_accuracy"] = share
-    return {
-        **figures,
-        "hierarchical_accuracy": harmonic_mean,
-        "exact_match": widen(is_right.all(dim=1)).mean().item(),
-        "consistency": widen(is_consistent(paths, tree)).mean().item(),
-        "hierarchical_precision": precision.mean().item(),
-        "hierarchical_recall": recall.mean().item(),
-        "hierarchical_f1": f1.mean().item(),
+    num_common = widen(num_common)
+    shares = {
+        "exact_match": is_right.all(dim=1),
+        "consistency": is_consistent(paths, tree),
+        "hierarchical_precision": num_common / num_predicted,
+        "hierarchical_recall": num_common / depth,
+        "hierarchical_f1": 2 * num_common / (num_predicted + depth),
     }
+    figures = {f"level_{level}_accuracy": share for level, share in enumerate(accuracies, start=1)}
+    figures["hierarchical_accuracy"] = harmonic_mean
+    return figures | {name: widen(share).mean().item() for name, share in shares.items()}
 
 
 def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
     """For a report: a table of the metrics, and the confusions on every level but the finest."""
     from torchcaps import viz
 
-    rows = [(in_words(name), percent(share)) for name, share in evaluation.hierarchy.items()]
+    figures = evaluation.hierarchy.items()
     items = [
         ReportItem(
             "tree",
@@ -344,17 +314,17 @@ def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
             "class is the parent of the next, right or wrong. Precision, recall and F1 compare the "
             "predicted classes, with all of their ancestors, with the true path.",
             heads=("Figure", "Share"),
-            rows=tuple(rows),
+            rows=tuple((in_words(name), percent(share)) for name, share in figures),
         )
     ]
-    for level, names in enumerate(evaluation.tree.levels[:-1]):
+    levels = zip(evaluation.tree.levels[:-1], evaluation.truth.T, evaluation.paths.T, strict=False)
+    for level, (names, truth, predicted) in enumerate(levels, start=1):
         size = len(names)
-        pairs = evaluation.truth[:, level] * size + evaluation.paths[:, level]
-        counts = pairs.bincount(minlength=size**2).view(size, size)
+        counts = (truth * size + predicted).bincount(minlength=size**2).view(size, size)
         items.append(
             ReportItem(
-                f"level-{level + 1}",
-                f"Groups of level {level + 1}",
+                f"level-{level}",
+                f"Groups of level {level}",
                 "Rows are true groups, columns what they were taken for.",
                 viz.confusion_matrix(counts, viz.names.drawable(names)),
                 f"Confusion matrix of {size} groups.",

@@ -18,8 +18,6 @@ Labels have no part in the loss, nor in that choice. Images are clustered by the
 metrics ask whether these clusters are classes. Steps return `Outputs`, tensors by name.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -31,11 +29,11 @@ from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, matc
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE_RANGE, Explanation, Noise, Objects
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import (
     EvaluationResult,
     MetricResult,
     Outputs,
+    Predictions,
     ReportItem,
     Task,
     eval_outputs,
@@ -45,9 +43,7 @@ from torchcaps.tasks._base import (
 from torchcaps.transfer import to_device
 
 # Images are clustered twice: by q_k and by a_k. These clusters are rows 0 and 1 of the model's
-# `centers`, and of its `names`, the class of each cluster. With each row: the end of the names of
-# its metrics, and the output of `eval_step` that has the points.
-CLUSTERED = (("posterior", "explained_share"), ("presence", "presence"))
+# `centers`, and of its `names`, the class of each cluster.
 PRESENCE_ROW = 1
 SEED = 99  # of k-means
 MIN_SHARE = 1e-8  # smallest number whose logarithm is taken
@@ -86,10 +82,7 @@ class Unsupervised(Task):
     clip = 0.0
     requires = "a model of parts and objects"  # words of the error for other models
 
-    def __init__(
-        self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
-    ) -> None:
-        super().__init__(model, config, images)
+    def _setup(self, images: Dataset | None) -> None:
         if self.uses_views:
             # Shares of the training at which the learning rate starts anew.
             self.lr_restarts = (0.0, PARTS_FRACTION)
@@ -109,29 +102,21 @@ class Unsupervised(Task):
         if not self.training:
             return batch
         first_view = self.transforms(batch, generator)
-        num_parts = self.model.num_parts
-        num_objects = self.model.num_objects
-        shapes = {
-            "parts": (num_parts,),
-            "objects": (num_objects,),
-            "votes": (num_objects, num_parts),
-        }
-        for name, shape in shapes.items():
+        parts = self.model.num_parts
+        objects = self.model.num_objects
+        sizes = {"parts": [parts], "objects": [objects], "votes": [objects, parts]}
+        for name, size in sizes.items():
             # The generator is on the CPU, so that every device gets the same numbers.
-            uniform = torch.rand(len(batch.inputs), *shape, generator=generator)
+            uniform = torch.rand(len(batch.inputs), *size, generator=generator)
             # Uniform in [-2, 2]: `NOISE_RANGE` is the width.
-            noise = NOISE_RANGE * (to_device(uniform, batch.inputs.device) - 0.5)
-            first_view.targets[f"noise.{name}"] = noise
+            uniform = to_device(uniform, batch.inputs.device)
+            first_view.targets[f"noise.{name}"] = NOISE_RANGE * (uniform - 0.5)
         if self.uses_views:
             first_view.targets["second_view"] = self.transforms(batch, generator).inputs
         return first_view
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and its terms without their weights.
-
-        Args:
-            batch: from `augment`.
-            fraction_trained: of the training, in [0, 1].
 
         Returns:
             "loss": weighted sum of the terms. Terms by the names of the model's `weights`: those of
@@ -199,24 +184,23 @@ class Unsupervised(Task):
             others, both ways. The names end in "posterior" for q_k, in "presence" for a_k.
         """
         labels = outputs["labels"]
-        pixel_loss = float(outputs["pixels"].double().mean())
-        pose_loss = float(outputs["poses"].double().mean())
-        loss = self.model.weights["pixels"] * pixel_loss + self.model.weights["poses"] * pose_loss
-        metrics = {"loss": loss, "log_likelihood": -loss, "pixels": pixel_loss, "poses": pose_loss}
+        weights = self.model.weights
+        metrics = {name: outputs[name].double().mean().item() for name in ("pixels", "poses")}
+        loss = sum(weights[name] * metric for name, metric in metrics.items())
+        metrics = {"loss": loss, "log_likelihood": -loss, **metrics}
         generator = Generator().manual_seed(SEED)
-        for row, (name, output_name) in enumerate(CLUSTERED):
-            points = outputs[output_name]
-            if row == PRESENCE_ROW:
-                points = self._presence_points(points)
+        clustered = {
+            "posterior": outputs["explained_share"],
+            "presence": self._presence_points(outputs["presence"]),
+        }
+        for row, (name, points) in enumerate(clustered.items()):
             if self.training:
                 centers = kmeans(points, self.model.num_clusters, generator=generator)
+                clusters = nearest(points, centers)
                 self.model.centers[row] = centers
-                self.model.cluster_classes[row] = match_clusters(
-                    nearest(points, centers), labels, len(centers)
-                )
+                self.model.cluster_classes[row] = match_clusters(clusters, labels, len(centers))
             clusters = nearest(points, self.model.centers[row].cpu())
-            cluster_classes = self.model.cluster_classes[row].cpu()
-            is_right = cluster_classes[clusters] == labels
+            is_right = self.model.cluster_classes[row].cpu()[clusters] == labels
             metrics[f"accuracy_{name}"] = float(is_right.double().mean())
             metrics[f"linear_{name}"] = linear_accuracy(points, labels)
         return metrics
@@ -232,103 +216,97 @@ class Unsupervised(Task):
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""
-        with evaluating(self):  # evaluation mode, no gradients
-            return [
-                _templates_item(self.model),
-                _drawings_item(self.model, first_batch(self, images, MAX_DRAWN_IMAGES).inputs),
-                _objects_item(self, images.subset(range(min(MAX_IMAGES, len(images))))),
-            ]
+        return [*_part_items(self, images), _objects_item(self, images)]
 
     @torch.inference_mode()
-    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+    def predict(self, images: Tensor) -> Predictions:
         """Of each image its cluster, the class of this cluster, and its most present objects."""
         presences = self.model(images).float().cpu()
         centers = self.model.centers[PRESENCE_ROW].cpu()
         clusters = nearest(self._presence_points(presences), centers)
-        predictions = []
+        classes = self.model.cluster_classes[PRESENCE_ROW].tolist()
+        rows = []
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_OBJECTS].tolist()
-            top_objects = [{"object": k, "presence": float(presence[k])} for k in order]
-            label = int(self.model.cluster_classes[PRESENCE_ROW, cluster])
-            predictions.append({"cluster": cluster, "class": label, "objects": top_objects})
-        return predictions
+            objects = [{"object": k, "presence": float(presence[k])} for k in order]
+            rows.append({"cluster": cluster, "class": classes[cluster], "objects": objects})
+        return rows
 
 
-def _templates_item(model: Any) -> ReportItem:
-    from torchcaps.viz.tiles import image_rows
-
-    templates = model.templates()[:MAX_PARTS].cpu()
-    return ReportItem(
-        "templates",
-        "The parts",
-        "Above: the template of each part. Below: the same as it covers others, white where it "
-        "covers them wholly. A part turns, sizes and places its template, and gives it a color.",
-        image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
-        f"{len(templates)} learned templates.",
-    )
-
-
-def _drawings_item(model: Any, images: Tensor) -> ReportItem:
+def _part_items(task: Unsupervised, images: Dataset) -> list[ReportItem]:
+    """Templates of the parts, and test images drawn by their parts."""
     from torchcaps.viz.canvas import hues
     from torchcaps.viz.tiles import image_rows
 
-    explanation = model.explain(images)
-    layers = image_layers(explanation)
+    model = task.model
+    templates = model.templates()[:MAX_PARTS].cpu()
+    with evaluating(task):  # evaluation mode, no gradients
+        pixels = first_batch(task, images, MAX_DRAWN_IMAGES).inputs
+        explanation = model.explain(pixels)
+        layers = image_layers(explanation)
     # A color for each object, and white for "no object".
-    palette = torch.from_numpy(hues(model.num_objects))
-    palette = F.pad(palette, (0, 0, 0, 1), value=1.0)
+    palette = F.pad(torch.from_numpy(hues(model.num_objects)), (0, 0, 0, 1), value=1.0)
     colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
     brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
     pictures = {
-        "image": images.cpu(),
+        "image": pixels.cpu(),
         "drawn": layers.sum(dim=1).cpu(),
         "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
     }
-    return ReportItem(
-        "parts",
-        "Images by their parts",
-        "Test images, what their parts draw together, and the same with a color for each object: "
-        "that of the object which explains a part best. White parts are explained by none.",
-        image_rows(pictures),
-        f"{len(images)} test images above what is drawn of them, and the same in colors of "
-        "objects.",
-    )
+    return [
+        ReportItem(
+            "templates",
+            "The parts",
+            "Above: the template of each part. Below: the same as it covers others, white "
+            "where it covers them wholly. A part turns, sizes and places its template, and "
+            "gives it a color.",
+            image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
+            f"{len(templates)} learned templates.",
+        ),
+        ReportItem(
+            "parts",
+            "Images by their parts",
+            "Test images, what their parts draw together, and the same with a color for each "
+            "object: that of the object which explains a part best. White parts are explained "
+            "by none.",
+            image_rows(pictures),
+            f"{len(pixels)} test images above what is drawn of them, and the same in colors of "
+            "objects.",
+        ),
+    ]
 
 
 def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
     from torchcaps.viz.tiles import image_rows
 
+    images = images.subset(range(min(MAX_IMAGES, len(images))))
     outputs = eval_outputs(task, images, alone=True)  # one process draws
     presence = outputs["presence"]  # [n, objects]
-    num_images = min(MAX_OBJECT_IMAGES, len(images))
     order = presence.mean(dim=0).argsort(descending=True, stable=True)
     pictures = {}
     table = []
     for k in order[:MAX_DRAWN_OBJECTS].tolist():
         # Images in which object k is most present, each beside the parts that it explains.
-        ranking = presence[:, k].argsort(descending=True, stable=True)
-        top_images = images.float_images(ranking[:num_images]).to(device_of(task.model))
-        explanation = task.model.explain(top_images)
+        ranking = presence[:, k].argsort(descending=True, stable=True)[:MAX_OBJECT_IMAGES]
+        top_images = images.float_images(ranking).to(device_of(task.model))
+        with evaluating(task):
+            explanation = task.model.explain(top_images)
         posterior = explanation.posterior[..., k, None, None, None]  # r_km, [n, m, 1, 1, 1]
         drawings = (image_layers(explanation)[:, :-1] * posterior).sum(dim=1)
         pictures[str(k)] = torch.stack([top_images, drawings], dim=1).flatten(0, 1).cpu()
 
         counts = outputs["labels"][presence[:, k] > PRESENT].bincount()
         top_labels = counts.argsort(descending=True)[:MAX_CLASSES].tolist()
-        row = (
-            str(k),
-            f"{float(presence[:, k].mean()):.3f}",
-            f"{float(outputs['explained_share'][:, k].mean()):.3f}",
-            ", ".join(images.classes[label] for label in top_labels),
-        )
-        table.append(row)
+        means = (column[:, k].mean() for column in (presence, outputs["explained_share"]))
+        classes = ", ".join(images.classes[label] for label in top_labels)
+        table.append((str(k), *(f"{mean:.3f}" for mean in means), classes))
     return ReportItem(
         "objects",
         "What each object explains",
         "A row for each of the objects most often present: the images in which it is most present, "
         "each beside those of its parts that this object explains.",
         image_rows(pictures),
-        f"For {len(pictures)} objects, {num_images} images and what the object explains of them.",
+        f"For {len(pictures)} objects, {len(ranking)} images and what the object explains of them.",
         ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"),
         tuple(table),
     )
