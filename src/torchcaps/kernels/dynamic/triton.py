@@ -45,21 +45,25 @@ ROCM_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
 class Tile(NamedTuple):
-    """What a kernel is compiled for.
+    """Sizes that a kernel is compiled for.
 
     Attributes:
+        DIM, IN_DIM: dimensions of a parent and of a child.
         BLOCK_B, BLOCK_D, BLOCK_I, BLOCK_K: sizes of its blocks, each a power of two.
-        num_warps, num_stages, enable_fp_fusion: Triton's options. Loads run one step ahead: each
-            further stage takes shared memory.
     """
 
+    DIM: int
+    IN_DIM: int
     BLOCK_B: int
     BLOCK_D: int
     BLOCK_I: int
     BLOCK_K: int
-    num_warps: int
-    num_stages: int = 2
-    enable_fp_fusion: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Triton's options. Loads run one step ahead: each further stage takes shared memory."""
+        is_small = self.BLOCK_D * self.BLOCK_I * self.BLOCK_K <= 2048
+        return {"num_warps": 4 if is_small else 8, "num_stages": 2, "enable_fp_fusion": True}
 
 
 def choose_tile(dim: int, in_dim: int) -> Tile:
@@ -70,9 +74,9 @@ def choose_tile(dim: int, in_dim: int) -> Tile:
     """
     block_k = max(4, 1 << (in_dim - 1).bit_length())
     block_d = max(16, 1 << (dim - 1).bit_length())
-    columns = max(block_k, 2048 // block_d)  # with more, products in float32 spill registers
-    num_warps = 4 if block_d * columns <= 2048 else 8
-    return Tile(32, block_d, columns // block_k, block_k, num_warps)
+    # With more columns, products in float32 spill registers.
+    block_i = max(1, 2048 // block_d // block_k)
+    return Tile(dim, in_dim, 32, block_d, block_i, block_k)
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
@@ -306,37 +310,22 @@ class _TritonPasses(Passes):
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
         """Run a kernel on poses or weights."""
-        children, parents, dim, in_dim = self.weight.shape
-        _run(
-            kernel,
-            grid,
-            *tensors,
-            batch=len(self.pose),
-            children=children,
-            parents=parents,
-            DIM=dim,
-            IN_DIM=in_dim,
-            MODE=self.mode,
-            **self.tile._asdict(),
-            **options,
-        )
+        options |= {"batch": len(self.pose), "children": len(self.weight), "MODE": self.mode}
+        self._run(kernel, grid, *tensors, **options)
 
     def _launch_on_parents(self, kernel: str, s: Tensor, *tensors: Tensor, **options: Any) -> None:
         """Run a kernel on vectors of parents `[..., b, j, d]`."""
-        *samples, parents, dim = s.shape
-        batch = math.prod(samples)
-        grid = (-(-batch // self.tile.BLOCK_B), parents)
-        tile = self.tile._asdict()
-        del tile["BLOCK_I"], tile["BLOCK_K"]
-        _run(kernel, grid, s, *tensors, batch=batch, parents=parents, DIM=dim, **tile, **options)
+        batch = math.prod(s.shape[:-2])
+        grid = (-(-batch // self.tile.BLOCK_B), s.shape[-2])
+        self._run(kernel, grid, s, *tensors, batch=batch, **options)
 
+    def _run(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
+        """Run a kernel of `_triton_passes.py`."""
+        from torchcaps.kernels.dynamic import _triton_passes
 
-def _run(kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
-    """Run a kernel of `_triton_passes.py`."""
-    from torchcaps.kernels.dynamic import _triton_passes
-
-    with torch.cuda.device_of(tensors[0]):
-        getattr(_triton_passes, kernel)[grid](*tensors, **options)
+        options |= {"parents": self.weight.shape[1], "TILE": self.tile, **self.tile.options}
+        with torch.cuda.device_of(tensors[0]):
+            getattr(_triton_passes, kernel)[grid](*tensors, **options)
 
 
 def _factor(agreements: _Agreements | None) -> int:
