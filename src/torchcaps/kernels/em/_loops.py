@@ -46,7 +46,7 @@ from collections import namedtuple
 import numpy as np
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
-from torchcaps.kernels._compile import compiled, compiled_sum, exp
+from torchcaps.kernels._compile import compiled, compiled_loop, compiled_sum, exp
 from torchcaps.kernels.lanes import LANES, keep_compiled
 
 # Squared distance of a mean from the center, in variances, beyond which sums of squares lose
@@ -80,7 +80,7 @@ State = namedtuple("State", "mean variance stats")
 Gradients = namedtuple("Gradients", "pose activation weight shift betas")
 
 
-@compiled
+@compiled_loop
 def forward_pass(first, last, layer, mean, variance, stats, coupling):
     """Route the groups from `first` to before `last`.
 
@@ -283,7 +283,7 @@ def softmax(layer, x):
                 x[j, i, n] /= total[competition, n]
 
 
-@compiled
+@compiled_loop
 def backward_pass(
     first, last, layer, mean, variance, stats, grad_mean, grad_logit, grad_coupling, gradients
 ):
