@@ -24,9 +24,9 @@ register_variant("from_a_file", "capsnet", channels=8, primary_types=2)
 """
 KERNEL = """
 from torchcaps.functional import dynamic_routing
-from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.registry import fast_path
 
-@fast_path("dynamic_routing", "from_a_file", lambda votes: Support(True, "a test", False), rank=50)
+@fast_path("dynamic_routing", "from_a_file", lambda votes: "a test", rank=50, reason="")
 def run(votes, **options):
     return dynamic_routing(votes, **options)
 """

@@ -91,8 +91,8 @@ def figures(kernel: str, dim: int, in_dim: int, precision: str, target: int) -> 
         "gpu": f"sm_{target}",
         "samples": tile.BLOCK_B,
         "children": tile.BLOCK_I,
-        "warps": tile.num_warps,
-        "stages": tile.num_stages,
+        "warps": tile.options["num_warps"],
+        "stages": tile.options["num_stages"],
         "registers": int(_first_match(r"Used (\d+) registers", log)),
         "spilled B": int(_first_match(r"(\d+) bytes spill stores", log)),
         "shared B": compiled.metadata.shared,
@@ -104,10 +104,8 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
     """What is compiled, as a launch with aligned tensors and 16 n children would have it, and Triton's options."""
     function = getattr(_triton_passes, kernel.partition(",")[0])
     pose, weight, mode = PRECISIONS[precision]
-    arguments = choose_tile(dim, in_dim)._asdict()
-    options = {name: value for name, value in arguments.items() if name.islower()}
-    constants = {name: value for name, value in arguments.items() if not name.islower()}
-    constants |= {"DIM": dim, "IN_DIM": in_dim, "MODE": mode, **(KERNELS | SQUASHES)[kernel]}
+    tile = choose_tile(dim, in_dim)
+    constants = {"TILE": tile, "MODE": mode, **(KERNELS | SQUASHES)[kernel]}
     constants = {name: constants[name] for name in function.arg_names if name in constants}
     numbers = {
         "batch": "i32",
@@ -124,7 +122,7 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
         if kind[0] == "*" or name in ("children", "per_split")
     ]
     attributes = {(n,): [["tt.divisibility", 16]] for n in aligned}
-    return ASTSource(function, signature, constants, attributes), options
+    return ASTSource(function, signature, constants, attributes), tile.options
 
 
 def _assemble(ptx: str, target: int) -> str:

@@ -25,7 +25,7 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
-from torchcaps.kernels.support import recomputable
+from torchcaps.kernels.support import not_recomputable
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "numba", "triton"]
@@ -189,7 +189,7 @@ def in_blocks(
         What `route` returns for the whole batch.
     """
     has_blocks = not (
-        torch.compiler.is_exporting() or _is_transforming() or not recomputable(votes).usable
+        torch.compiler.is_exporting() or _is_transforming() or not_recomputable(votes) is not None
     )
     if has_blocks and len(votes.children.pose) > 0:
         return by_samples(route, votes, *others)
@@ -336,10 +336,12 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
     for path in registry.PATHS[op]:
         if impl not in ("auto", path.impl):
             continue
-        support = path.supports(*operands)
-        if support.usable and (impl == path.impl or support.worth_it):
-            return path, support.reason
-        reasons.append(f"{path.impl}: {support.reason}")
+        obstacle = path.obstacle(*operands)
+        if obstacle is None and impl == "auto":
+            obstacle = path.drawback(*operands)
+        if obstacle is None:
+            return path, path.reason
+        reasons.append(f"{path.impl}: {obstacle}")
     if impl == "auto":
         return None, "; ".join(reasons)
     names = ", ".join(["reference", *(path.impl for path in registry.PATHS[op])])

@@ -149,7 +149,7 @@ def test_the_doctor_compares_kernels_with_the_reference(command, monkeypatch, fa
     # Of one operator: the loops of others would be compiled.
     cases = {"dynamic_routing": (CapsuleLinear(6, 4, 3, 2), random_capsules(2, 6, 4))}
     monkeypatch.setattr(testing.kernels, "_make_cases", lambda: cases)
-    path = registry.FastPath("blocked", run, lambda votes: registry.Support(True, ""), 0)
+    path = registry.FastPath("blocked", run, lambda votes: None, "", lambda votes: None, 0)
     monkeypatch.setitem(registry.PATHS, "dynamic_routing", [path])
     outcome = command("doctor", "--kernels", "--json")
     assert outcome.status == (1 if tensor else 0)

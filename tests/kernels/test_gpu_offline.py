@@ -65,8 +65,7 @@ def test_shapes_that_matter_are_accepted_and_among_those_compiled(
     monkeypatch.setattr(path, "_is_interpreting", lambda: True)  # takes tensors on the CPU
     weight = torch.zeros(()).expand(children, parents, in_dim, dim)
     capsules = Capsules(torch.zeros(2, children, in_dim), torch.zeros(2, children))
-    support = path.supports(ProductVotes(capsules, DenseField(), weight))
-    assert support.usable, support.reason
+    assert path.obstacle(ProductVotes(capsules, DenseField(), weight)) is None
     assert (dim, in_dim) in offline.MATTER
 
 

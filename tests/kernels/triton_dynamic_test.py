@@ -102,16 +102,11 @@ def compare(*sizes, has_bias=False, dtype=torch.float32, weight_dtype=torch.floa
 @pytest.mark.parametrize(
     "sizes",
     [
-        (3, 5, 4, 8, 8),
         (1, 1, 1, 1, 1),
         (17, 7, 3, 5, 3),
-        (2, 5, 3, 16, 8),
-        (2, 3, 3, 16, 32),
         (2, 2, 2, 20, 128),
         pytest.param((1, 9, 2, 3, 100), marks=pytest.mark.slow),  # two splits of children
-        pytest.param((2, 5, 10, 16, 8), marks=pytest.mark.slow),
         pytest.param((2, 3, 17, 16, 32), marks=pytest.mark.slow),
-        pytest.param((2, 3, 43, 16, 8), marks=pytest.mark.slow),
         pytest.param((1, 2, 100, 16, 8), marks=pytest.mark.slow),
     ],
 )
@@ -136,13 +131,9 @@ def test_two_splits_of_children_equal_the_reference(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"iterations": 1},
         {"iterations": 1, "leaky": True},
-        {"iterations": 2},
         {"iterations": 4, "leaky": True},
-        {"detach": True},
-        {"iterations": 1, "detach": True},
-        {"leaky": True, "detach": True},
+        {"iterations": 2, "detach": True},
     ],
 )
 def test_options_equal_the_reference(options):
@@ -154,9 +145,7 @@ def test_options_equal_the_reference(options):
     ("dtype", "weight_dtype"),
     [
         (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
         (torch.float32, torch.bfloat16),
-        (torch.float16, torch.float16),
         (torch.float16, torch.float32),
     ],
 )
@@ -165,7 +154,7 @@ def test_half_precision(dtype, weight_dtype):
 
 
 @runs_kernels
-@pytest.mark.parametrize("factor", [0.0, 1e-6, 1e3, 1e6])
+@pytest.mark.parametrize("factor", [0.0, 1e6])
 def test_sums_of_any_length_are_squashed(factor):
     inputs, upstream = random_inputs(
         3, 4, 5, 6, 7, has_bias=False, dtype=torch.float32, weight_dtype=torch.float32

@@ -54,7 +54,7 @@ def test_a_training_step_compiles_whole_and_once():
         batch = Batch(
             torch.rand(count, 1, 28, 28),
             {"label": torch.arange(count) % 10},
-            torch.arange(len(torch.arange(count) % 10)),
+            torch.arange(count),
         )
         gradients = gradients_of(compiled, model, batch)
         expected = gradients_of(step, model, batch)
@@ -64,7 +64,7 @@ def test_a_training_step_compiles_whole_and_once():
 
 
 def test_an_exported_program_is_torchs_own_operations():
-    program = check_exported(small_capsnet().eval())
+    program = check_exported(small_capsnet(decoder=False, iterations=2).eval())
     for node in program.graph.nodes:
         assert getattr(node.target, "namespace", "aten") != "torchcaps"
 

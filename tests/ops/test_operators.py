@@ -28,39 +28,26 @@ class Scaled(NamedTuple):
     times: int
     powers: list[float]
 
+    def forward(self):
+        assert not torch.is_autocast_enabled("cpu")
+        exponential, total = self.reference()
+        return exponential, total, exponential.clone()
 
-def forward(problem):
-    assert not torch.is_autocast_enabled("cpu")
-    exponential = (problem.x @ problem.factor).exp() * problem.times
-    return exponential, problem.x.sum(dim=0), exponential.clone()
+    def backward(self, saved, grads, needed):
+        inner = grads[0] * saved[0]
+        grad_x = inner @ self.factor.t() + grads[1]
+        grad_factor = self.x.t() @ inner if needed[1] else None
+        return grad_x.unsqueeze(0), grad_factor, None  # the factory sums to the shape of x
 
+    def reference(self):
+        return (self.x @ self.factor).exp() * self.times, self.x.sum(dim=0)
 
-def backward(problem, kept_outputs, grads, needed):
-    inner = grads[0] * kept_outputs[0]
-    grad_x = inner @ problem.factor.t() + grads[1]
-    grad_factor = problem.x.t() @ inner if needed[1] else None
-    return grad_x.unsqueeze(0), grad_factor, None  # the factory sums to the shape of x
-
-
-def reference(problem):
-    return (problem.x @ problem.factor).exp() * problem.times, problem.x.sum(dim=0)
-
-
-def shapes(problem):
-    y = problem.x.new_empty(problem.x.shape[0], problem.factor.shape[1])
-    return y, problem.x.new_empty(problem.x.shape[1]), torch.empty_like(y)
+    def empty_outputs(self):
+        y = self.x.new_empty(self.x.shape[0], self.factor.shape[1])
+        return y, self.x.new_empty(self.x.shape[1]), torch.empty_like(y)
 
 
-scaled = define_operator(
-    "test_scaled",
-    Scaled,
-    3,
-    forward=forward,
-    backward=backward,
-    shapes=shapes,
-    reference=reference,
-    num_saved=1,
-)
+scaled = define_operator("test_scaled", Scaled, 3, num_saved=1)
 
 
 def loss_within_autocast(x, factor):

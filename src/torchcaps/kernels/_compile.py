@@ -1,6 +1,8 @@
 """How compiled loops are compiled, and an exponential that can be vectorized. Needs numba."""
 
 # mypy: allow-untyped-defs
+from functools import partial
+
 import numba
 import numpy as np
 from numba.core.compiler import Compiler
@@ -16,16 +18,17 @@ class DisjointArrays(Compiler):
 
 
 # A product and a sum may become one instruction; no sum is reordered.
-compiled = numba.njit(
-    nogil=True, error_model="numpy", fastmath={"contract"}, pipeline_class=DisjointArrays
-)
-# The order of a sum may follow the vector registers. It is the same in every run.
-compiled_sum = numba.njit(
+compiled_loop = partial(
+    numba.njit,
     nogil=True,
     error_model="numpy",
-    fastmath={"contract", "reassoc"},
+    fastmath={"contract"},
     pipeline_class=DisjointArrays,
 )
+# Other compiled functions alone call it: compiling what Python needs would take longer.
+compiled = compiled_loop(no_cpython_wrapper=True)
+# The order of a sum may follow the vector registers. It is the same in every run.
+compiled_sum = compiled_loop(fastmath={"contract", "reassoc"}, no_cpython_wrapper=True)
 
 
 def exp(x):

@@ -1,4 +1,4 @@
-"""A factory of fused operators: each is made from a function and its gradient.
+"""A factory of fused operators: each is made from a class with a function and its gradient.
 
 PyTorch sees an operator as one operation. `torch.compile` and fake tensors take its shapes from a
 function, autograd takes its gradient, and a caller's autocast does not reach inside. The gradient
@@ -7,7 +7,7 @@ of the gradient is that of the reference, a function of torch's own operations.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 
-Operands = TypeVar("Operands", bound=tuple[Any, ...])
 Grads = Sequence[Tensor | None]
 
 # Types of operands, in the words of torch's schemas.
@@ -32,48 +31,65 @@ _SCHEMA = {
 }
 
 
+class Operation(Protocol):
+    """What an operator computes: a NamedTuple of tensors, then numbers, names and lists of numbers.
+
+    These fields are the operands.
+    """
+
+    def empty_outputs(self) -> tuple[Tensor, ...]:
+        """Empty outputs."""
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """The outputs, in memory of their own."""
+
+    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Any) -> Grads:
+        """One gradient for each tensor among the operands.
+
+        It is None, or a tensor that sums to the gradient over additional or expanded axes.
+
+        Args:
+            saved: the last outputs.
+            grads: gradients of the other outputs.
+            needed: whether each tensor among the operands needs a gradient.
+        """
+
+    def reference(self) -> tuple[Tensor, ...]:
+        """The outputs that have a gradient, in torch operations."""
+
+
 def define_operator(
     name: str,
-    operands: Callable[..., Operands],
+    operation: Callable[..., Operation],
     num_outputs: int,
     *,
-    forward: Callable[[Operands], tuple[Tensor, ...]],
-    backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads],
-    shapes: Callable[[Operands], tuple[Tensor, ...]],
-    reference: Callable[[Operands], tuple[Tensor, ...]],
     num_saved: int = 0,
     memory_format: torch.memory_format = torch.contiguous_format,
-) -> Callable[[Operands], tuple[Tensor, ...]]:
+) -> Callable[[Any], tuple[Tensor, ...]]:
     """Define the operators `torchcaps::NAME` and `torchcaps::NAME_backward`.
 
     Args:
         name: of the operator.
-        operands: a NamedTuple of tensors, then numbers, names and lists of numbers.
+        operation: what it computes; see `Operation`.
         num_outputs: how many tensors it returns.
-        forward: computes the outputs, in memory of their own.
-        backward: takes operands, saved outputs, gradients of the other outputs, and which of the
-            tensors among the operands need a gradient. It returns one for each of these tensors:
-            None, or a tensor that sums to the gradient over additional or expanded axes.
-        shapes: makes empty outputs.
-        reference: computes the outputs that have a gradient, in torch operations.
         num_saved: how many of the last outputs are saved for `backward`; they have no gradient.
         memory_format: of the gradients of tensors with four axes, which are maps.
 
     Returns:
-        A function of the operands.
+        A function of the operation with its operands.
     """
-    types = {field: _SCHEMA[kind] for field, kind in get_type_hints(operands).items()}
+    types = {field: _SCHEMA[kind] for field, kind in get_type_hints(operation).items()}
     num_tensors = sum(kind.startswith("Tensor") for kind in types.values())
     arguments = ", ".join(f"{kind} {field}" for field, kind in types.items())
 
     def run(*flat: Any) -> Any:
         with without_autocast(flat[0]):
-            return _unpack_single(forward(operands(*flat)))
+            return _unpack_single(operation(*flat).forward())
 
     def run_backward(*flat: Any) -> tuple[Tensor, ...]:
         *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
-            computed = backward(operands(*inputs), saved, grads, needed)
+            computed = operation(*inputs).backward(saved, grads, needed)
         gradients = []
         for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
             if is_needed and gradient is not None:
@@ -94,12 +110,12 @@ def define_operator(
 
     def run_reference(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
-            return reference(operands(*flat))
+            return operation(*flat).reference()
 
     define: Any = partial(torch.library.custom_op, mutates_args=())
     outputs = ", ".join(["Tensor"] * num_outputs)
     run_operator = define(f"torchcaps::{name}", run, schema=f"({arguments}) -> ({outputs})")
-    run_operator.register_fake(lambda *flat: _unpack_single(shapes(operands(*flat))))
+    run_operator.register_fake(lambda *flat: _unpack_single(operation(*flat).empty_outputs()))
 
     gradients = ", ".join(["Tensor"] * num_tensors)
     schema = f"({arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({gradients})"

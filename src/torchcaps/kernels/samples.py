@@ -37,12 +37,7 @@ def by_samples(
 
     Returns:
         What `route` returns for the whole batch; None for couplings that nobody needs.
-
-    Raises:
-        TypeError: votes that cannot be recomputed.
     """
-    if not votes.recomputable:
-        raise TypeError(f"votes: expected recomputable ones, got {type(votes).__name__}")
 
     def run(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
         outputs = tuple(route(votes.with_children(Capsules(pose, activation)), *others))

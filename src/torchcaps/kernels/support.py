@@ -7,11 +7,11 @@ from torch import Tensor
 
 from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.registry import Support
 
 # Looked for once, without an import: numba alone takes half a second.
 HAS_NUMBA = find_spec("numba") is not None
 HAS_TRITON = find_spec("triton") is not None
+BLOCKED = "blocked over samples: the votes of a batch are never stored"
 NO_NUMBA = "numba is not installed (pip install 'torchcaps[fast]')"
 FULL_PRECISION = (torch.float32, torch.float64)
 HALF_PRECISION = (torch.bfloat16, torch.float16)
@@ -59,6 +59,13 @@ def padded_windows(field: Field) -> ConvField | None:
     return ConvField(height, width, field.kernel, step, convention=field.convention)
 
 
+def competes_apart(field: Field) -> str | None:
+    """Reason for a field whose parents compete neither at one position nor in windows."""
+    if field.local or padded_windows(field) is not None:
+        return None
+    return f"parents of {type(field).__name__} compete in a way of their own"
+
+
 def needs_reference(votes: Votes) -> str | None:
     """Reason why no fast path can take votes: their couplings are fixed or traced."""
     if votes.context.trace is not None:
@@ -79,20 +86,16 @@ def dtype_mismatch(
     return reason or wrong_dtype("pose", votes.children.pose, (votes.weight.dtype, *HALF_PRECISION))
 
 
-def recomputable(votes: Votes) -> Support:
-    """Whether blocks of samples can be routed in turn, their votes made again for the gradient."""
+def not_recomputable(votes: Votes) -> str | None:
+    """Reason why blocks of samples cannot be routed in turn, their votes made again."""
     reason = needs_reference(votes)
     if reason is None and not votes.recomputable:
         reason = "the votes are given, not made of poses and matrices"
     if reason is None and isinstance(votes, ProductVotes):
         reason = device_mismatch(vote_operands(votes), votes.children.pose.device)
-    return blocked_support(votes, reason)
+    return reason or without_numbers(votes)
 
 
-def blocked_support(votes: Votes, reason: str | None) -> Support:
-    """Support of blocks of samples, unless there is a reason against it."""
-    if reason is None and votes.children.pose.is_meta:
-        reason = "tensors on meta hold no numbers"
-    if reason is not None:
-        return Support(False, reason)
-    return Support(True, "blocked over samples: the votes of a batch are never stored")
+def without_numbers(votes: Votes) -> str | None:
+    """Reason why votes on meta cannot be routed in blocks."""
+    return "tensors on meta hold no numbers" if votes.children.pose.is_meta else None

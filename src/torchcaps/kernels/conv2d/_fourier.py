@@ -20,8 +20,10 @@ A window of 10x10 gives 6x6 outputs of 5x5 taps by 148 products in the place of 
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -34,6 +36,17 @@ TRANSFORM_COST = 1.5
 # Products of a direct convolution that cost as much as one of this kind, overheads included.
 ADVANTAGE = 1.6
 LARGEST_WINDOW = 16
+
+
+def _pair(function: Callable[..., int], *pairs: Pair) -> Pair:
+    """A function of the numbers for rows, and of those for columns."""
+    rows, columns = map(function, *pairs)
+    return rows, columns
+
+
+def _divide_up(x: int, y: int) -> int:
+    """The quotient, rounded up."""
+    return -(-x // y)
 
 
 class Plan(NamedTuple):
@@ -54,42 +67,32 @@ class Plan(NamedTuple):
     @property
     def taps_size(self) -> Pair:
         """Most taps of a phase of the kernel; a stride has as many phases as steps."""
-        height = math.ceil(self.kernel_size[0] / self.stride[0])
-        width = math.ceil(self.kernel_size[1] / self.stride[1])
-        return height, width
+        return _pair(_divide_up, self.kernel_size, self.stride)
 
     @property
     def window_size(self) -> Pair:
         """Pixels of a phase of the map that a tile depends on."""
-        height = self.tile_size[0] + self.taps_size[0] - 1
-        width = self.tile_size[1] + self.taps_size[1] - 1
-        return height, width
+        return _pair(lambda tile, taps: tile + taps - 1, self.tile_size, self.taps_size)
 
     @property
     def num_tiles(self) -> Pair:
         """Rows and columns of tiles that cover the output."""
-        rows = math.ceil(self.output_size[0] / self.tile_size[0])
-        columns = math.ceil(self.output_size[1] / self.tile_size[1])
-        return rows, columns
+        return _pair(_divide_up, self.output_size, self.tile_size)
 
     @property
     def covered_size(self) -> Pair:
         """Outputs of all tiles; those beyond the output are not used."""
-        height = self.num_tiles[0] * self.tile_size[0]
-        width = self.num_tiles[1] * self.tile_size[1]
-        return height, width
+        return _pair(mul, self.num_tiles, self.tile_size)
 
     @property
     def map_size(self) -> Pair:
         """Pixels of all phases that the windows read; those beyond the map are zero."""
-        rows = self.covered_size[0] + self.taps_size[0] - 1
-        columns = self.covered_size[1] + self.taps_size[1] - 1
-        return self.stride[0] * rows, self.stride[1] * columns
+        pixels = _pair(lambda covered, taps: covered + taps - 1, self.covered_size, self.taps_size)
+        return _pair(mul, self.stride, pixels)
 
     def phases(self) -> list[Pair]:
         """The phases that have taps, each by the row and column of its first pixel."""
-        rows = range(min(self.stride[0], self.kernel_size[0]))
-        columns = range(min(self.stride[1], self.kernel_size[1]))
+        rows, columns = map(range, map(min, self.stride, self.kernel_size))
         return list(product(rows, columns))
 
     def cost(self, batch: int, channels: int, outputs: int) -> float:
@@ -116,29 +119,24 @@ def make_plan(
         map_size: height and width of the map.
         stride: of rows and columns.
     """
-    outputs, channels, height, width = weight
-    out_height = (map_size[0] - height) // stride[0] + 1
-    out_width = (map_size[1] - width) // stride[1] + 1
-    costs = {
-        plan: plan.cost(batch, channels, outputs)
-        for plan in _list_plans((height, width), stride, (out_height, out_width))
-    }
-    if not costs:
-        return None
-    cheapest = min(costs, key=costs.__getitem__)
-    direct_cost = batch * out_height * out_width * height * width * outputs * channels
-    return cheapest if ADVANTAGE * costs[cheapest] < direct_cost else None
-
-
-def _list_plans(kernel_size: Pair, stride: Pair, output_size: Pair) -> list[Plan]:
-    """Plans up to the largest window, of each size of tile that saves a tile."""
-    heights, widths = (
-        sorted({math.ceil(size / n) for n in range(1, size + 1)}) for size in output_size
+    outputs, channels, *_ = weight
+    output_size = _pair(
+        lambda side, kernel, step: (side - kernel) // step + 1, map_size, weight[2:], stride
     )
-    plans = [
-        Plan(kernel_size, stride, output_size, tile_size) for tile_size in product(heights, widths)
-    ]
-    return [plan for plan in plans if max(plan.window_size) <= LARGEST_WINDOW]
+    direct_cost = batch * math.prod(output_size) * math.prod(weight)
+    cheapest = None
+    lowest = direct_cost / ADVANTAGE
+    # Of each size of tile that saves a tile.
+    heights, widths = (
+        sorted({_divide_up(size, n) for n in range(1, size + 1)}) for size in output_size
+    )
+    for tile_size in product(heights, widths):
+        plan = Plan(weight[2:], stride, output_size, tile_size)
+        cost = plan.cost(batch, channels, outputs)
+        if max(plan.window_size) <= LARGEST_WINDOW and cost < lowest:
+            cheapest = plan
+            lowest = cost
+    return cheapest
 
 
 def spectrum_length(window_size: Pair) -> int:

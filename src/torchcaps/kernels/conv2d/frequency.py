@@ -50,7 +50,7 @@ from torch.nn import functional as F
 
 from torchcaps.kernels.conv2d._fourier import Pair, Plan, make_matrices, make_plan
 from torchcaps.kernels.operator import Grads, define_operator
-from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import FULL_PRECISION, device_mismatch, wrong_dtype
 
 # Side of the kernel and number of channels below which the frequency domain cannot pay.
@@ -85,9 +85,55 @@ class Problem(NamedTuple):
         down, right = self.stride
         return make_plan(batch, tuple(self.weight.shape), (height, width), (down, right))
 
+    def empty_outputs(self) -> tuple[Tensor, ...]:
+        """An empty output."""
+        return (torch.empty_like(F.conv2d(*self), memory_format=torch.channels_last),)
 
-def supports(x: Tensor, weight: Tensor) -> Support:
-    """Whether the operator can take this convolution, and whether "auto" should (`worth_it`).
+    def forward(self) -> tuple[Tensor, ...]:
+        """The output `[b, o, h, w]`."""
+        plan = self.plan
+        y = F.conv2d(*self) if plan is None else convolve(self.x, self.weight, plan)
+        y = y.contiguous(memory_format=torch.channels_last)
+        if plan is not None and self.bias is not None:
+            y.add_(self.bias.view(-1, 1, 1))
+        return (y,)
+
+    def backward(
+        self, _saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
+    ) -> Grads:
+        """Gradients of x, weight and bias, of those that are needed; no output is saved for it."""
+        (grad_y,) = grads
+        needs_x, needs_weight, needs_bias = needed
+        x, weight, _, stride = self
+        plan = self.plan
+        if plan is None:
+            grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+                grad_y,
+                x,
+                weight,
+                None,
+                stride,
+                [0, 0],  # padding
+                [1, 1],  # dilation
+                False,  # transposed
+                [0, 0],  # padding of the output
+                1,  # groups
+                [needs_x, needs_weight, False],
+            )
+        else:
+            grad_x, grad_weight = convolve_backward(
+                grad_y, x, weight, plan, needed=(needs_x, needs_weight)
+            )
+        grad_bias = grad_y.sum(dim=(0, 2, 3)) if needs_bias else None
+        return grad_x, grad_weight, grad_bias
+
+    def reference(self) -> tuple[Tensor, ...]:
+        """The output by torch's own convolution."""
+        return (F.conv2d(*self),)
+
+
+def obstacle(x: Tensor, weight: Tensor) -> str | None:
+    """Why the operator cannot take this convolution.
 
     It takes float32, float64 (`FULL_PRECISION`) and bfloat16. For shapes where the frequency domain
     costs more than it saves, the operator itself convolves directly.
@@ -96,21 +142,28 @@ def supports(x: Tensor, weight: Tensor) -> Support:
     reason = reason or wrong_dtype("weight", weight, (*FULL_PRECISION, torch.bfloat16))
     if reason is None and not torch.is_autocast_enabled("cpu"):
         reason = wrong_dtype("x", x, (weight.dtype,))
-    if reason is not None:
-        return Support(usable=False, reason=reason)
+    return reason
 
+
+def drawback(_x: Tensor, weight: Tensor) -> str | None:
+    """Why a direct convolution is better."""
     outputs, channels, *kernel_size = weight.shape
     if min(kernel_size) < MIN_KERNEL or min(outputs, channels) < MIN_CHANNELS:
         limit = f"{MIN_KERNEL}x{MIN_KERNEL} pixels or {MIN_CHANNELS} channels"
-        reason = f"kernels below {limit} cost less directly"
-        return Support(usable=True, reason=reason, worth_it=False)
-    reason = "frequency domain: a fraction of the products, in blocks that stay in the cache"
-    return Support(usable=True, reason=reason)
+        return f"kernels below {limit} cost less directly"
+    return None
 
 
 # Of the implementations of an operation, those of lower rank are tried first. Every implementation
 # in blocks of torch operations is called "blocked".
-@fast_path("conv2d", "blocked", supports, rank=10)
+@fast_path(
+    "conv2d",
+    "blocked",
+    obstacle,
+    rank=10,
+    reason="frequency domain: a fraction of the products, in blocks that stay in the cache",
+    drawback=drawback,
+)
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """Convolve without padding; the implementation "blocked" of `torchcaps.ops.conv2d`.
 
@@ -132,74 +185,11 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     return y
 
 
-def _forward(problem: Problem) -> tuple[Tensor, ...]:
-    """The output `[b, o, h, w]`."""
-    x, weight, bias, stride = problem
-    plan = problem.plan
-    if plan is None:
-        y = F.conv2d(x, weight, bias, stride)
-        return (y.contiguous(memory_format=torch.channels_last),)
-    y = convolve(x, weight, plan).contiguous(memory_format=torch.channels_last)
-    if bias is not None:
-        y.add_(bias.view(-1, 1, 1))
-    return (y,)
-
-
-def _backward(
-    problem: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
-) -> Grads:
-    """Gradients of x, weight and bias, of those that are needed; no output is saved for it."""
-    (grad_y,) = grads
-    needs_x, needs_weight, needs_bias = needed
-    x, weight, _, stride = problem
-    plan = problem.plan
-    if plan is None:
-        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grad_y,
-            x,
-            weight,
-            None,
-            stride,
-            [0, 0],  # padding
-            [1, 1],  # dilation
-            False,  # transposed
-            [0, 0],  # padding of the output
-            1,  # groups
-            [needs_x, needs_weight, False],
-        )
-    else:
-        grad_x, grad_weight = convolve_backward(
-            grad_y, x, weight, plan, needed=(needs_x, needs_weight)
-        )
-    grad_bias = grad_y.sum(dim=(0, 2, 3)) if needs_bias else None
-    return grad_x, grad_weight, grad_bias
-
-
-def _shapes(problem: Problem) -> tuple[Tensor, ...]:
-    """An empty output."""
-    x, weight, _, (down, right) = problem
-    rows = (x.shape[2] - weight.shape[2]) // down + 1
-    columns = (x.shape[3] - weight.shape[3]) // right + 1
-    size = (x.shape[0], weight.shape[0], rows, columns)
-    y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    return (y,)
-
-
-def _reference(problem: Problem) -> tuple[Tensor, ...]:
-    """The output by torch's own convolution."""
-    x, weight, bias, stride = problem
-    return (F.conv2d(x, weight, bias, stride),)
-
-
 # An operator of torch, `torchcaps::conv2d_frequency`, with its gradient.
 _conv2d = define_operator(
     "conv2d_frequency",
     Problem,
     num_outputs=1,
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-    reference=_reference,
     memory_format=torch.channels_last,
 )
 

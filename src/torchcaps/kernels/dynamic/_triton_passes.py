@@ -30,7 +30,8 @@ bit for bit.
 
 MODE says how matrices are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16". All else
 is float32. Letters: b batch, i children, j parents, d and k dimensions of a parent and of a child.
-Sizes: DIM and IN_DIM are those of d and k, BLOCK_D and BLOCK_K powers of two that are no smaller.
+Sizes, in TILE: DIM and IN_DIM are those of d and k, BLOCK_D and BLOCK_K powers of two that are no
+smaller.
 """
 
 # mypy: allow-untyped-defs
@@ -64,65 +65,53 @@ def _dot(a, b, MODE: tl.constexpr):
 
 
 @triton.jit
-def _locate_poses(
-    samples,
-    batch,
-    first,
-    children,
-    IN_DIM: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def _block_samples(index, TILE: tl.constexpr):
+    """Numbers of the samples of a block."""
+    return index * TILE.BLOCK_B + tl.arange(0, TILE.BLOCK_B).to(tl.int64)
+
+
+@triton.jit
+def _locate_poses(samples, batch, first, children, TILE: tl.constexpr):
     """Offsets of the poses from child `first` on, and a mask of those that exist.
 
     Both are `[BLOCK_B, BLOCK_I * BLOCK_K]`.
     """
-    columns = tl.arange(0, BLOCK_I * BLOCK_K)
-    i = first + columns // BLOCK_K
-    k = columns % BLOCK_K
-    offsets = (samples[:, None] * children + i[None, :]) * IN_DIM + k[None, :]
-    mask = (samples < batch)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
+    columns = tl.arange(0, TILE.BLOCK_I * TILE.BLOCK_K)
+    i = first + columns // TILE.BLOCK_K
+    k = columns % TILE.BLOCK_K
+    offsets = (samples[:, None] * children + i[None, :]) * TILE.IN_DIM + k[None, :]
+    mask = (samples < batch)[:, None] & ((i < children) & (k < TILE.IN_DIM))[None, :]
     return offsets, mask
 
 
 @triton.jit
-def _locate_weights(
-    j,
-    first,
-    children,
-    parents,
-    DIM: tl.constexpr,
-    IN_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def _locate_weights(j, first, children, parents, TILE: tl.constexpr):
     """Offsets of the weights of parent j from child `first` on, and a mask of those that exist.
 
     Both are `[BLOCK_D, BLOCK_I * BLOCK_K]`.
     """
-    columns = tl.arange(0, BLOCK_I * BLOCK_K)
-    d = tl.arange(0, BLOCK_D)
-    i = (first + columns // BLOCK_K).to(tl.int64)
-    k = columns % BLOCK_K
-    offsets = ((i * parents + j)[None, :] * DIM + d[:, None]) * IN_DIM + k[None, :]
-    mask = (d < DIM)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
+    columns = tl.arange(0, TILE.BLOCK_I * TILE.BLOCK_K)
+    d = tl.arange(0, TILE.BLOCK_D)
+    i = (first + columns // TILE.BLOCK_K).to(tl.int64)
+    k = columns % TILE.BLOCK_K
+    offsets = ((i * parents + j)[None, :] * TILE.DIM + d[:, None]) * TILE.IN_DIM + k[None, :]
+    mask = (d < TILE.DIM)[:, None] & ((i < children) & (k < TILE.IN_DIM))[None, :]
     return offsets, mask
 
 
 @triton.jit
-def _locate_parent(j, samples, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def _locate_parent(j, samples, batch, parents, TILE: tl.constexpr):
     """Offsets of parent j in `[b, j, d]`, and a mask of what exists; `[BLOCK_B, BLOCK_D]`."""
-    d = tl.arange(0, BLOCK_D)
-    offsets = (samples[:, None] * parents + j) * DIM + d[None, :]
-    mask = (samples < batch)[:, None] & (d < DIM)[None, :]
+    d = tl.arange(0, TILE.BLOCK_D)
+    offsets = (samples[:, None] * parents + j) * TILE.DIM + d[None, :]
+    mask = (samples < batch)[:, None] & (d < TILE.DIM)[None, :]
     return offsets, mask
 
 
 @triton.jit
-def _locate_pairs(samples, batch, first, children, BLOCK_I: tl.constexpr):
+def _locate_pairs(samples, batch, first, children, TILE: tl.constexpr):
     """Offsets in `[b, i]` from child `first` on, and a mask; both are `[BLOCK_B, BLOCK_I]`."""
-    i = first + tl.arange(0, BLOCK_I)
+    i = first + tl.arange(0, TILE.BLOCK_I)
     offsets = samples[:, None] * children + i[None, :]
     mask = (samples < batch)[:, None] & (i < children)[None, :]
     return offsets, mask
@@ -136,18 +125,21 @@ def _load(x, location):
 
 
 @triton.jit
-def _scale(x, factor, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+def _scale(x, factor, TILE: tl.constexpr):
     """x `[BLOCK_B, BLOCK_I * BLOCK_K]` times a factor for each sample and child."""
-    x = tl.reshape(x, (BLOCK_B, BLOCK_I, BLOCK_K)).to(tl.float32) * factor[:, :, None]
-    return tl.reshape(x, (BLOCK_B, BLOCK_I * BLOCK_K))
+    x = (
+        tl.reshape(x, (TILE.BLOCK_B, TILE.BLOCK_I, TILE.BLOCK_K)).to(tl.float32)
+        * factor[:, :, None]
+    )
+    return tl.reshape(x, (TILE.BLOCK_B, TILE.BLOCK_I * TILE.BLOCK_K))
 
 
 @triton.jit
-def _agreement(
-    p, w, x, MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr
-):
+def _agreement(p, w, x, MODE: tl.constexpr, TILE: tl.constexpr):
     """<u, x> `[BLOCK_B, BLOCK_I]` for a parent's weights w and vector x, and poses p."""
-    return tl.sum(tl.reshape(_dot(x, w, MODE) * p, (BLOCK_B, BLOCK_I, BLOCK_K)), axis=2)
+    return tl.sum(
+        tl.reshape(_dot(x, w, MODE) * p, (TILE.BLOCK_B, TILE.BLOCK_I, TILE.BLOCK_K)), axis=2
+    )
 
 
 @triton.jit
@@ -183,40 +175,33 @@ def agreements(
     batch,
     children,
     parents,
-    DIM: tl.constexpr,
-    IN_DIM: tl.constexpr,
     LEAKY: tl.constexpr,
     BACKWARD: tl.constexpr,
     OUTER: tl.constexpr,
     MODE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Write agreements, and what makes couplings of them: an online softmax over parents.
 
     If LEAKY, one more logit of zero takes part. If BACKWARD, dL/dc = <u, grad_s>, and the third row
     of `child_stats`, are written too. If OUTER, grad_coupling is added to dL/dc.
     """
-    first = tl.program_id(0) * BLOCK_I
-    samples = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    p = _load(pose, _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)).to(
-        tl.float32
-    )
-    offsets, mask = _locate_pairs(samples, batch, first, children, BLOCK_I)
+    first = tl.program_id(0) * TILE.BLOCK_I
+    samples = _block_samples(tl.program_id(1), TILE)
+    p = _load(pose, _locate_poses(samples, batch, first, children, TILE)).to(tl.float32)
+    offsets, mask = _locate_pairs(samples, batch, first, children, TILE)
     num_pairs = batch.to(tl.int64) * children  # of one parent
     # The sums over parents are in units of the exponential of the largest logit so far.
-    largest = tl.full((BLOCK_B, BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
-    total = tl.full((BLOCK_B, BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
-    grad_total = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
+    largest = tl.full((TILE.BLOCK_B, TILE.BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
+    total = tl.full((TILE.BLOCK_B, TILE.BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
+    grad_total = tl.zeros((TILE.BLOCK_B, TILE.BLOCK_I), tl.float32)
     for j in range(parents):
         w = _load(
             weight,
-            _locate_weights(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K),
+            _locate_weights(j, first, children, parents, TILE),
         )
-        x = _load(V, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
-        logit = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
+        x = _load(V, _locate_parent(j, samples, batch, parents, TILE))
+        logit = _agreement(p, w, x, MODE, TILE)
         tl.store(agreement + j * num_pairs + offsets, logit, mask)
         new_largest = tl.maximum(largest, logit)
         shrink = tl.exp(largest - new_largest)
@@ -224,8 +209,8 @@ def agreements(
         largest = new_largest
         total = total * shrink + weight_j
         if BACKWARD:
-            x = _load(grad_s, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
-            grad_c = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
+            x = _load(grad_s, _locate_parent(j, samples, batch, parents, TILE))
+            grad_c = _agreement(p, w, x, MODE, TILE)
             if OUTER:
                 grad_c += tl.load(grad_coupling + j * num_pairs + offsets, mask, 0.0)
             tl.store(agreement + (parents + j) * num_pairs + offsets, grad_c, mask)
@@ -247,39 +232,34 @@ def sums(
     children,
     parents,
     per_split,
-    DIM: tl.constexpr,
-    IN_DIM: tl.constexpr,
     FACTOR: tl.constexpr,
     MODE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Write partial `[split, b, j, d]`: sums of f_ij u_ij over `per_split` children.
 
     If FACTOR is UNIFORM, f_ij is 1.
     """
-    samples = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    samples = _block_samples(tl.program_id(1), TILE)
     j = tl.program_id(2)
-    total = tl.zeros((BLOCK_B, BLOCK_D), tl.float32)
+    total = tl.zeros((TILE.BLOCK_B, TILE.BLOCK_D), tl.float32)
     start = tl.program_id(0) * per_split
-    for first in range(start, tl.minimum(start + per_split, children), BLOCK_I):
-        p = _load(pose, _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
+    for first in range(start, tl.minimum(start + per_split, children), TILE.BLOCK_I):
+        p = _load(pose, _locate_poses(samples, batch, first, children, TILE))
         if FACTOR != UNIFORM:
-            pairs = _locate_pairs(samples, batch, first, children, BLOCK_I)
+            pairs = _locate_pairs(samples, batch, first, children, TILE)
             # The coupling, or dL/db.
             _, f = _couplings(
                 agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
             )
-            p = _scale(p, f, BLOCK_B, BLOCK_I, BLOCK_K)
+            p = _scale(p, f, TILE)
         w = _load(
             weight,
-            _locate_weights(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K),
+            _locate_weights(j, first, children, parents, TILE),
         )
         total += _dot(p, tl.trans(w), MODE)
-    offsets, mask = _locate_parent(j, samples, batch, parents, DIM, BLOCK_D)
-    split = tl.program_id(0).to(tl.int64) * batch * parents * DIM
+    offsets, mask = _locate_parent(j, samples, batch, parents, TILE)
+    split = tl.program_id(0).to(tl.int64) * batch * parents * TILE.DIM
     tl.store(partial + split + offsets, total, mask)
 
 
@@ -295,40 +275,33 @@ def weight_gradient(
     children,
     parents,
     uniform,
-    DIM: tl.constexpr,
-    IN_DIM: tl.constexpr,
     FACTOR: tl.constexpr,
     MODE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Add to dL/dW, over all samples, dL/du p' of a pass.
 
     dL/du is c grad_s, with `uniform` for c if FACTOR is UNIFORM, and + dL/db V if it is GRADIENT.
     """
-    first = tl.program_id(0) * BLOCK_I
+    first = tl.program_id(0) * TILE.BLOCK_I
     j = tl.program_id(1)
-    total = tl.zeros((BLOCK_D, BLOCK_I * BLOCK_K), tl.float32)
-    for start in range(0, batch, BLOCK_B):
-        samples = start + tl.arange(0, BLOCK_B).to(tl.int64)
-        p = _load(pose, _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
-        x = _load(grad_s, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
+    total = tl.zeros((TILE.BLOCK_D, TILE.BLOCK_I * TILE.BLOCK_K), tl.float32)
+    for start in range(0, batch, TILE.BLOCK_B):
+        samples = start + tl.arange(0, TILE.BLOCK_B).to(tl.int64)
+        p = _load(pose, _locate_poses(samples, batch, first, children, TILE))
+        x = _load(grad_s, _locate_parent(j, samples, batch, parents, TILE))
         if FACTOR == UNIFORM:
             total += _dot(tl.trans(x), p, MODE) * uniform
         else:
-            pairs = _locate_pairs(samples, batch, first, children, BLOCK_I)
+            pairs = _locate_pairs(samples, batch, first, children, TILE)
             c, g = _couplings(
                 agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
             )
-            total += _dot(tl.trans(x), _scale(p, c, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
+            total += _dot(tl.trans(x), _scale(p, c, TILE), MODE)
             if FACTOR == GRADIENT:
-                x = _load(V, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
-                total += _dot(tl.trans(x), _scale(p, g, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
-    offsets, mask = _locate_weights(
-        j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K
-    )
+                x = _load(V, _locate_parent(j, samples, batch, parents, TILE))
+                total += _dot(tl.trans(x), _scale(p, g, TILE), MODE)
+    offsets, mask = _locate_weights(j, first, children, parents, TILE)
     previous = tl.load(grad_weight + offsets, mask, 0.0)
     tl.store(grad_weight + offsets, previous + total, mask)
 
@@ -345,37 +318,32 @@ def pose_gradient(
     children,
     parents,
     uniform,
-    DIM: tl.constexpr,
-    IN_DIM: tl.constexpr,
     FACTOR: tl.constexpr,
     MODE: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Add to dL/dp, over all parents, W' dL/du, with dL/du as in `weight_gradient`."""
-    first = tl.program_id(0) * BLOCK_I
-    samples = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    pairs = _locate_pairs(samples, batch, first, children, BLOCK_I)
-    offsets, mask = _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
-    total = tl.zeros((BLOCK_B, BLOCK_I * BLOCK_K), tl.float32)
+    first = tl.program_id(0) * TILE.BLOCK_I
+    samples = _block_samples(tl.program_id(1), TILE)
+    pairs = _locate_pairs(samples, batch, first, children, TILE)
+    offsets, mask = _locate_poses(samples, batch, first, children, TILE)
+    total = tl.zeros((TILE.BLOCK_B, TILE.BLOCK_I * TILE.BLOCK_K), tl.float32)
     for j in range(parents):
         w = _load(
             weight,
-            _locate_weights(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K),
+            _locate_weights(j, first, children, parents, TILE),
         )
-        x = _load(grad_s, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
+        x = _load(grad_s, _locate_parent(j, samples, batch, parents, TILE))
         if FACTOR == UNIFORM:
             total += _dot(x, w, MODE) * uniform
         else:
             c, g = _couplings(
                 agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
             )
-            total += _scale(_dot(x, w, MODE), c, BLOCK_B, BLOCK_I, BLOCK_K)
+            total += _scale(_dot(x, w, MODE), c, TILE)
             if FACTOR == GRADIENT:
-                x = _load(V, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
-                total += _scale(_dot(x, w, MODE), g, BLOCK_B, BLOCK_I, BLOCK_K)
+                x = _load(V, _locate_parent(j, samples, batch, parents, TILE))
+                total += _scale(_dot(x, w, MODE), g, TILE)
     previous = tl.load(grad_pose + offsets, mask, 0.0)
     tl.store(grad_pose + offsets, previous + total, mask)
 
@@ -392,20 +360,11 @@ def _rescale(x):
 
 
 @triton.jit(do_not_specialize=["batch", "parents"])
-def squash(
-    s,
-    v,
-    length,
-    batch,
-    parents,
-    DIM: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def squash(s, v, length, batch, parents, TILE: tl.constexpr):
     """Write v = squash(s) `[b, j, d]` and its length `[b, j]`."""
-    samples = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    samples = _block_samples(tl.program_id(0), TILE)
     j = tl.program_id(1)
-    offsets, mask = _locate_parent(j, samples, batch, parents, DIM, BLOCK_D)
+    offsets, mask = _locate_parent(j, samples, batch, parents, TILE)
     x, norm, scale = _rescale(tl.load(s + offsets, mask, 0.0))
     factor = 1.0 / (1.0 / (scale * scale * norm) + norm)
     tl.store(v + offsets, x * factor[:, None], mask)
@@ -414,24 +373,15 @@ def squash(
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def squash_gradient(
-    s,
-    grad_v,
-    grad_length,
-    grad_s,
-    batch,
-    parents,
-    DIM: tl.constexpr,
-    HAS_LENGTH: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    s, grad_v, grad_length, grad_s, batch, parents, HAS_LENGTH: tl.constexpr, TILE: tl.constexpr
 ):
     """Write dL/ds `[b, j, d]`, of dL/dv and, if HAS_LENGTH, of dL/d|v| `[b, j]`.
 
     `numerics.squash_backward` has the equation.
     """
-    samples = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    samples = _block_samples(tl.program_id(0), TILE)
     j = tl.program_id(1)
-    offsets, mask = _locate_parent(j, samples, batch, parents, DIM, BLOCK_D)
+    offsets, mask = _locate_parent(j, samples, batch, parents, TILE)
     x, norm, scale = _rescale(tl.load(s + offsets, mask, 0.0))
     n = scale * norm
     g = 1.0 / (1.0 / n + n)

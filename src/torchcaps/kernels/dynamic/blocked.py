@@ -21,31 +21,30 @@ from torch import Tensor
 from torchcaps.functional.bounds import gradient_limit
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, route
+from torchcaps.kernels.dynamic.passes import Passes, Problem, route
 from torchcaps.kernels.numerics import bound_factors, rescale_samples
-from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.operator import define_operator
+from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
 from torchcaps.kernels.support import (
+    BLOCKED,
     FULL_PRECISION,
-    blocked_support,
+    competes_apart,
     dtype_mismatch,
     needs_reference,
-    padded_windows,
-    recomputable,
+    not_recomputable,
+    without_numbers,
 )
 from torchcaps.types import Routed
 
 
-def supports(votes: Votes) -> Support:
-    """Whether blocks of samples can route these votes."""
+def obstacle(votes: Votes) -> str | None:
+    """Why blocks of samples cannot route these votes."""
     if _runs_reference(votes):
-        return recomputable(votes)
-    reason = needs_reference(votes) or dtype_mismatch(
-        votes, FULL_PRECISION, votes.children.pose.device
-    )
-    if reason is None and not votes.field.local and padded_windows(votes.field) is None:
-        reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
-    return blocked_support(votes, reason)
+        return not_recomputable(votes)
+    reason = needs_reference(votes)
+    reason = reason or dtype_mismatch(votes, FULL_PRECISION, votes.children.pose.device)
+    return reason or competes_apart(votes.field) or without_numbers(votes)
 
 
 def _runs_reference(votes: Votes) -> bool:
@@ -55,12 +54,11 @@ def _runs_reference(votes: Votes) -> bool:
     """
     if not isinstance(votes, ProductVotes):
         return False
-    is_known_field = votes.field.local or padded_windows(votes.field) is not None
-    return votes.rows > 1 or votes.shift is not None or not is_known_field
+    return votes.rows > 1 or votes.shift is not None or competes_apart(votes.field) is not None
 
 
 # Of the implementations of an operation, those of lower rank are tried first.
-@fast_path("dynamic_routing", "blocked", supports, rank=20)
+@fast_path("dynamic_routing", "blocked", obstacle, rank=20, reason=BLOCKED)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of any votes; the implementation "blocked" of the operation.
 
@@ -104,7 +102,9 @@ class _BlockedPasses(Passes):
         self.leaky = problem.leaky
         self.detach = problem.detach
         self.field = problem.field
-        self.num_terms = problem.num_terms if backward else 0
+        # One term of the first pass, two of each later one.
+        num_terms = 1 if problem.detach else 2 * problem.iterations - 1
+        self.num_terms = num_terms if backward else 0
         self.weight = None
         if problem.weight is None:
             like = problem.pose
@@ -152,7 +152,7 @@ class _BlockedPasses(Passes):
             votes = products.transpose(0, 1)
         return votes.reshape(len(votes), self.children, self.parents, self.dim)
 
-    def weighted_sums(self, V: Tensor | None, keep_coupling: bool) -> Tensor:
+    def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.c = self._couplings(V)
         return self._weigh(self.c)
 
@@ -235,4 +235,9 @@ class _BlockedPasses(Passes):
         return x.transpose(1, 2).unflatten(0, (-1, *self.field.positions))
 
 
-_dynamic_routing = make_operator("dynamic_routing_blocked", _BlockedPasses)
+class _Problem(Problem):
+    def passes(self, backward: bool) -> Passes:
+        return _BlockedPasses(self, backward)
+
+
+_dynamic_routing = define_operator("dynamic_routing_blocked", _Problem, num_outputs=4, num_saved=1)

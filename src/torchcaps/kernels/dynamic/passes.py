@@ -14,6 +14,8 @@ Children of all positions form one batch. Letters: b batch, i children, j parent
 dimensions of a parent and of a child, t passes.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,11 +28,9 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import PoseAndLength, full_precision, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
-from torchcaps.kernels.operator import Grads, define_operator
+from torchcaps.kernels.operator import Grads
 from torchcaps.kernels.support import HALF_PRECISION, needs_reference, padded_windows
 from torchcaps.types import Routed
-
-Operator = Callable[["Problem"], tuple[Tensor, ...]]
 
 
 class Problem(NamedTuple):
@@ -68,10 +68,73 @@ class Problem(NamedTuple):
         height, width, kernel, stride = self.windows
         return ConvField(height, width, kernel, stride, convention=self.convention)
 
-    @property
-    def num_terms(self) -> int:
-        """Number of terms of dL/du: one of the first pass, two of each later one."""
-        return 1 if self.detach else 2 * self.iterations - 1
+    def empty_outputs(self) -> tuple[Tensor, ...]:
+        """Empty outputs; half precision is computed in float32."""
+        b, i = self.pose.shape[:2]
+        like = self.pose if self.weight is None else self.weight
+        j, d = self.pose.shape[2:] if self.weight is None else self.weight.shape[1:3]
+        dtype = torch.float32 if like.dtype in HALF_PRECISION else like.dtype
+        coupling = (b, i, j) if self.want_coupling else (0,)
+        sizes = ((b, j, d), (b, j), coupling, (self.iterations, b, j, d))
+        return tuple(like.new_empty(size, dtype=dtype) for size in sizes)
+
+    def passes(self, backward: bool) -> Passes:
+        """Passes of an implementation: forward or, if `backward`, from last to first.
+
+        Raises:
+            NotImplementedError: a class that does not define it.
+        """
+        raise NotImplementedError
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """The outputs; see above."""
+        passes = self.passes(backward=False)
+        _, _, coupling, s = self.empty_outputs()
+        for block in passes.blocks():
+            V = None
+            for t in range(self.iterations):
+                sums = passes.weighted_sums(V)
+                s[t, block] = sums if self.bias is None else sums + self.bias
+                if t < self.iterations - 1:
+                    v, _ = passes.squash(s[t, block])
+                    V = v if V is None else V + v
+            if self.want_coupling:
+                coupling[block] = passes.coupling()
+        return *passes.squash(s[-1]), coupling, s
+
+    def backward(
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    ) -> Grads:
+        """Gradients of pose, weight and bias."""
+        (s,), (grad_v, grad_length, grad_coupling) = saved, grads
+        passes = self.passes(backward=True)
+        grad_pose = s.new_empty(self.pose.shape)
+        grad_bias = None if self.bias is None else s.new_zeros(s.shape[2:])
+        for block in passes.blocks():
+            grads_s = _passes_backward(
+                passes,
+                s[:, block],
+                grad_v[block],
+                grad_length[block],
+                grad_coupling[block] if self.want_coupling else None,
+            )
+            grad_pose[block] = passes.votes_backward()
+            if grad_bias is not None:
+                grad_bias += sum(grad_s.sum(dim=0) for grad_s in grads_s)
+        if passes.scale is not None:
+            grad_pose = grad_pose * passes.scale
+        if self.weight is None or passes.grad_weight is None:
+            return grad_pose, None, grad_bias
+        return grad_pose, passes.grad_weight.view(self.weight.shape), grad_bias
+
+    def reference(self) -> tuple[Tensor, ...]:
+        """v, its length and the coupling in torch operations, all votes stored."""
+        votes = self.pose if self.weight is None else linear_votes(self.pose, self.weight)
+        by_position = votes.unflatten(0, (-1, *self.field.positions))
+        dense = DenseVotes(by_position, bias=self.bias, field=self.field)
+        routed = dynamic_routing(dense, self.iterations, leaky=self.leaky, detach=self.detach)
+        coupling: Any = routed.coupling if self.want_coupling else routed.pose.new_empty(0, 1, 1)
+        return routed.pose.flatten(0, -3), routed.activation.flatten(0, -2), coupling.flatten(0, -3)
 
 
 class Passes(ABC):
@@ -86,20 +149,15 @@ class Passes(ABC):
     grad_weight: Tensor | None = None
 
     @abstractmethod
-    def __init__(self, problem: Problem, backward: bool) -> None:
-        """Prepare the forward pass or, if `backward`, the backward pass of a problem."""
-
-    @abstractmethod
     def blocks(self) -> Iterator[slice]:
         """Blocks of samples; the other methods work on the last one."""
 
     @abstractmethod
-    def weighted_sums(self, V: Tensor | None, keep_coupling: bool) -> Tensor:
-        """s `[b, j, d]` without the bias; `coupling` returns its c if `keep_coupling`.
+    def weighted_sums(self, V: Tensor | None) -> Tensor:
+        """s `[b, j, d]` without the bias; `coupling` returns its c.
 
         Args:
             V: sum of the parents of the passes before, `[b, j, d]`; None in the first pass.
-            keep_coupling: whether the coupling is needed.
         """
 
     @abstractmethod
@@ -132,86 +190,6 @@ class Passes(ABC):
     def squash_backward(self, s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
         """dL/ds `[b, j, d]`; see `numerics.squash_backward`."""
         return squash_backward(s, grad_v, grad_length)
-
-
-def make_operator(name: str, implementation: type[Passes]) -> Operator:
-    """Define the operator of an implementation."""
-
-    def forward(problem: Problem) -> tuple[Tensor, ...]:
-        passes = implementation(problem, False)
-        _, _, coupling, s = _shapes(problem)
-        last = problem.iterations - 1
-        for block in passes.blocks():
-            V = None
-            for t in range(problem.iterations):
-                sums = passes.weighted_sums(V, keep_coupling=problem.want_coupling and t == last)
-                s[t, block] = sums if problem.bias is None else sums + problem.bias
-                if t < last:
-                    v, _ = passes.squash(s[t, block])
-                    V = v if V is None else V + v
-            if problem.want_coupling:
-                coupling[block] = passes.coupling()
-        return *passes.squash(s[-1]), coupling, s
-
-    def backward(
-        problem: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
-    ) -> Grads:
-        (s,), (grad_v, grad_length, grad_coupling) = saved, grads
-        passes = implementation(problem, True)
-        grad_pose = s.new_empty(problem.pose.shape)
-        grad_bias = None if problem.bias is None else s.new_zeros(s.shape[2:])
-        for block in passes.blocks():
-            grads_s = _passes_backward(
-                passes,
-                s[:, block],
-                grad_v[block],
-                grad_length[block],
-                grad_coupling[block] if problem.want_coupling else None,
-            )
-            grad_pose[block] = passes.votes_backward()
-            if grad_bias is not None:
-                grad_bias += sum(grad_s.sum(dim=0) for grad_s in grads_s)
-        if passes.scale is not None:
-            grad_pose = grad_pose * passes.scale
-        if problem.weight is None or passes.grad_weight is None:
-            return grad_pose, None, grad_bias
-        return grad_pose, passes.grad_weight.view(problem.weight.shape), grad_bias
-
-    return define_operator(
-        name,
-        Problem,
-        num_outputs=4,
-        forward=forward,
-        backward=backward,
-        shapes=_shapes,
-        reference=_reference,
-        num_saved=1,
-    )
-
-
-def _reference(problem: Problem) -> tuple[Tensor, ...]:
-    """v, its length and the coupling in torch operations, all votes stored."""
-    votes = problem.pose if problem.weight is None else linear_votes(problem.pose, problem.weight)
-    by_position = votes.unflatten(0, (-1, *problem.field.positions))
-    dense = DenseVotes(by_position, bias=problem.bias, field=problem.field)
-    routed = dynamic_routing(dense, problem.iterations, leaky=problem.leaky, detach=problem.detach)
-    coupling: Any = routed.coupling if problem.want_coupling else routed.pose.new_empty(0, 1, 1)
-    return routed.pose.flatten(0, -3), routed.activation.flatten(0, -2), coupling.flatten(0, -3)
-
-
-def _shapes(problem: Problem) -> tuple[Tensor, ...]:
-    """Empty outputs; half precision is computed in float32."""
-    b, i = problem.pose.shape[:2]
-    like = problem.pose if problem.weight is None else problem.weight
-    j, d = problem.pose.shape[2:] if problem.weight is None else problem.weight.shape[1:3]
-    dtype = torch.float32 if like.dtype in HALF_PRECISION else like.dtype
-    sizes = {
-        "v": (b, j, d),
-        "length": (b, j),
-        "coupling": (b, i, j) if problem.want_coupling else (0,),
-        "s": (problem.iterations, b, j, d),
-    }
-    return tuple(like.new_empty(size, dtype=dtype) for size in sizes.values())
 
 
 def _passes_backward(
@@ -251,7 +229,7 @@ def not_linear(votes: Votes) -> str | None:
 
 
 def route(
-    run_operator: Operator,
+    run_operator: Callable[[Problem], tuple[Tensor, ...]],
     votes: Votes,
     iterations: int,
     leaky: bool,
@@ -261,7 +239,7 @@ def route(
     """Route given or linear votes by an operator.
 
     Args:
-        run_operator: of `make_operator`.
+        run_operator: of `define_operator`.
         votes: given or linear ones.
         iterations: number of iterations, at least 1.
         leaky: whether one more parent of logit 0 competes for each child.

@@ -18,8 +18,9 @@ from torch import Tensor
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
 from torchcaps.functional.squash import PoseAndLength
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
-from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
+from torchcaps.kernels.operator import define_operator
+from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
     HALF_PRECISION,
     HAS_TRITON,
@@ -45,21 +46,25 @@ ROCM_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
 class Tile(NamedTuple):
-    """What a kernel is compiled for.
+    """Sizes that a kernel is compiled for.
 
     Attributes:
+        DIM, IN_DIM: dimensions of a parent and of a child.
         BLOCK_B, BLOCK_D, BLOCK_I, BLOCK_K: sizes of its blocks, each a power of two.
-        num_warps, num_stages, enable_fp_fusion: Triton's options. Loads run one step ahead: each
-            further stage takes shared memory.
     """
 
+    DIM: int
+    IN_DIM: int
     BLOCK_B: int
     BLOCK_D: int
     BLOCK_I: int
     BLOCK_K: int
-    num_warps: int
-    num_stages: int = 2
-    enable_fp_fusion: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Triton's options. Loads run one step ahead: each further stage takes shared memory."""
+        is_small = self.BLOCK_D * self.BLOCK_I * self.BLOCK_K <= 2048
+        return {"num_warps": 4 if is_small else 8, "num_stages": 2, "enable_fp_fusion": True}
 
 
 def choose_tile(dim: int, in_dim: int) -> Tile:
@@ -70,9 +75,9 @@ def choose_tile(dim: int, in_dim: int) -> Tile:
     """
     block_k = max(4, 1 << (in_dim - 1).bit_length())
     block_d = max(16, 1 << (dim - 1).bit_length())
-    columns = max(block_k, 2048 // block_d)  # with more, products in float32 spill registers
-    num_warps = 4 if block_d * columns <= 2048 else 8
-    return Tile(32, block_d, columns // block_k, block_k, num_warps)
+    # With more columns, products in float32 spill registers.
+    block_i = max(1, 2048 // block_d // block_k)
+    return Tile(dim, in_dim, 32, block_d, block_i, block_k)
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
@@ -87,31 +92,33 @@ def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
     return "tf32" if allowed else "ieee"
 
 
-def supports(votes: Votes) -> Support:
-    """Whether the GPU kernels can route these votes."""
-    if not HAS_TRITON:
-        return Support(usable=False, reason="Triton is not installed")
-    reason = not_linear(votes)
+def obstacle(votes: Votes) -> str | None:
+    """Why the GPU kernels cannot route these votes."""
+    reason = not_linear(votes) if HAS_TRITON else "Triton is not installed"
     if reason is not None or not isinstance(votes, ProductVotes):
-        return Support(usable=False, reason=reason or "the votes are given")
+        return reason
     weight = votes.weight
     device = weight.device
     is_gpu = device.type == "cuda"
     if not is_gpu and not (device.type == "cpu" and _is_interpreting()):
-        return Support(usable=False, reason=f"weight is on {device}, not on a GPU")
+        return f"weight is on {device}, not on a GPU"
 
     dtypes = (torch.float32, *HALF_PRECISION)
     reason = device_mismatch(vote_operands(votes), device)
     reason = reason or wrong_dtype("weight", weight, dtypes)
     reason = reason or wrong_dtype("pose", votes.children.pose, dtypes)
-    reason = reason or _exceeds("dim", votes.dim, MAX_DIM)
-    reason = reason or _exceeds("in_dim", weight.shape[2], MAX_IN_DIM)
+    sizes = {"dim": (votes.dim, MAX_DIM), "in_dim": (weight.shape[2], MAX_IN_DIM)}
+    for name, (size, limit) in sizes.items():
+        if size > limit:
+            reason = reason or f"{name} is {size}; the GPU kernels take at most {limit}"
     if reason is None and is_gpu:
         reason = missing_hardware(device, (votes.autocast_dtype, weight.dtype, votes.pose.dtype))
-    if reason is not None:
-        return Support(usable=False, reason=reason)
-    reason = "GPU kernels: products of matrices over many children, no votes"
-    return Support(usable=True, reason=reason, worth_it=is_gpu)
+    return reason
+
+
+def drawback(votes: Any) -> str | None:
+    """Why other implementations are better for these votes."""
+    return None if votes.weight.is_cuda else "kernels are interpreted"
 
 
 def missing_hardware(device: torch.device, dtypes: Collection[torch.dtype | None]) -> str | None:
@@ -142,13 +149,6 @@ def missing_hardware(device: torch.device, dtypes: Collection[torch.dtype | None
     )
 
 
-def _exceeds(name: str, size: int, limit: int) -> str | None:
-    """Reason for a size beyond a limit."""
-    if size <= limit:
-        return None
-    return f"{name} is {size}; at most {limit} is supported by the GPU kernels"
-
-
 def _is_interpreting() -> bool:
     """Whether Triton is imported and interprets its kernels on the CPU (TRITON_INTERPRET=1)."""
     if torch.compiler.is_compiling():  # no compiler sees through Triton's knobs
@@ -157,7 +157,14 @@ def _is_interpreting() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
-@fast_path("dynamic_routing", "triton", supports, rank=5)
+@fast_path(
+    "dynamic_routing",
+    "triton",
+    obstacle,
+    rank=5,
+    reason="GPU kernels: products of matrices over many children, no votes",
+    drawback=drawback,
+)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of linear votes; products in half precision under autocast."""
     pose_dtype = votes.autocast_dtype
@@ -189,7 +196,7 @@ class _TritonPasses(Passes):
     def blocks(self) -> Iterator[slice]:
         yield slice(None)
 
-    def weighted_sums(self, V: Tensor | None, keep_coupling: bool) -> Tensor:
+    def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.agreements = None if V is None else self._agreements(V)
         return self._sums(self.agreements)
 
@@ -306,37 +313,22 @@ class _TritonPasses(Passes):
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
         """Run a kernel on poses or weights."""
-        children, parents, dim, in_dim = self.weight.shape
-        _run(
-            kernel,
-            grid,
-            *tensors,
-            batch=len(self.pose),
-            children=children,
-            parents=parents,
-            DIM=dim,
-            IN_DIM=in_dim,
-            MODE=self.mode,
-            **self.tile._asdict(),
-            **options,
-        )
+        options |= {"batch": len(self.pose), "children": len(self.weight), "MODE": self.mode}
+        self._run(kernel, grid, *tensors, **options)
 
     def _launch_on_parents(self, kernel: str, s: Tensor, *tensors: Tensor, **options: Any) -> None:
         """Run a kernel on vectors of parents `[..., b, j, d]`."""
-        *samples, parents, dim = s.shape
-        batch = math.prod(samples)
-        grid = (-(-batch // self.tile.BLOCK_B), parents)
-        tile = self.tile._asdict()
-        del tile["BLOCK_I"], tile["BLOCK_K"]
-        _run(kernel, grid, s, *tensors, batch=batch, parents=parents, DIM=dim, **tile, **options)
+        batch = math.prod(s.shape[:-2])
+        grid = (-(-batch // self.tile.BLOCK_B), s.shape[-2])
+        self._run(kernel, grid, s, *tensors, batch=batch, **options)
 
+    def _run(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
+        """Run a kernel of `_triton_passes.py`."""
+        from torchcaps.kernels.dynamic import _triton_passes
 
-def _run(kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
-    """Run a kernel of `_triton_passes.py`."""
-    from torchcaps.kernels.dynamic import _triton_passes
-
-    with torch.cuda.device_of(tensors[0]):
-        getattr(_triton_passes, kernel)[grid](*tensors, **options)
+        options |= {"parents": self.weight.shape[1], "TILE": self.tile, **self.tile.options}
+        with torch.cuda.device_of(tensors[0]):
+            getattr(_triton_passes, kernel)[grid](*tensors, **options)
 
 
 def _factor(agreements: _Agreements | None) -> int:
@@ -344,4 +336,9 @@ def _factor(agreements: _Agreements | None) -> int:
     return 0 if agreements is None else len(agreements[0])
 
 
-_dynamic_routing = make_operator("dynamic_routing_triton", _TritonPasses)
+class _Problem(Problem):
+    def passes(self, backward: bool) -> Passes:
+        return _TritonPasses(self, backward)
+
+
+_dynamic_routing = define_operator("dynamic_routing_triton", _Problem, num_outputs=4, num_saved=1)

@@ -46,7 +46,7 @@ from collections import namedtuple
 import numpy as np
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
-from torchcaps.kernels._compile import compiled, compiled_sum, exp
+from torchcaps.kernels._compile import compiled, compiled_loop, compiled_sum, exp
 from torchcaps.kernels.lanes import LANES, keep_compiled
 
 # Squared distance of a mean from the center, in variances, beyond which sums of squares lose
@@ -80,7 +80,7 @@ State = namedtuple("State", "mean variance stats")
 Gradients = namedtuple("Gradients", "pose activation weight shift betas")
 
 
-@compiled
+@compiled_loop
 def forward_pass(first, last, layer, mean, variance, stats, coupling):
     """Route the groups from `first` to before `last`.
 
@@ -91,7 +91,7 @@ def forward_pass(first, last, layer, mean, variance, stats, coupling):
     parents, children = layer.place.shape
     R = np.empty((parents, children, LANES), mean.dtype)
     for g in range(first, last):
-        set_first_coupling(layer, R)
+        R[:] = np.expand_dims(layer.first_R, -1)
         for t in range(iterations):
             if t:
                 state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
@@ -99,15 +99,6 @@ def forward_pass(first, last, layer, mean, variance, stats, coupling):
             m_step(layer, g, t, R, mean, variance, stats)
         if len(coupling):
             coupling[g] = R
-
-
-@compiled
-def set_first_coupling(layer, R):
-    """Set the R of the first M-step, the same for all samples."""
-    parents, children, _ = R.shape
-    for j in range(parents):
-        for i in range(children):
-            R[j, i] = layer.first_R[j, i]
 
 
 @compiled
@@ -292,7 +283,7 @@ def softmax(layer, x):
                 x[j, i, n] /= total[competition, n]
 
 
-@compiled
+@compiled_loop
 def backward_pass(
     first, last, layer, mean, variance, stats, grad_mean, grad_logit, grad_coupling, gradients
 ):
@@ -320,7 +311,9 @@ def backward_pass(
         gradients.betas[g] = 0
         gradients.weight[g] = 0
         gradients.shift[g : g + 1] = 0
-        repeat_couplings(layer, g, mean, variance, stats, R)
+        R[0] = np.expand_dims(layer.first_R, -1)
+        for t in range(1, iterations):
+            e_step(layer, g, State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1]), R[t])
         for t in range(iterations - 1, -1, -1):
             for j in range(parents):
                 m_step_backward(
@@ -351,16 +344,6 @@ def backward_pass(
                     (intercept[1, t, j], slope[1, t, j]),
                 )
         votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients)
-
-
-@compiled
-def repeat_couplings(layer, g, mean, variance, stats, R):
-    """Compute R [t, j, i, n] of all iterations from the states that the forward pass wrote."""
-    iterations = len(R)
-    set_first_coupling(layer, R[0])
-    for t in range(1, iterations):
-        state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
-        e_step(layer, g, state, R[t])
 
 
 @compiled

@@ -6,11 +6,11 @@ from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.votes import Votes
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.samples import by_samples
-from torchcaps.kernels.support import recomputable
+from torchcaps.kernels.support import BLOCKED, not_recomputable
 from torchcaps.types import Routed
 
 
-@fast_path("em_routing", "blocked", recomputable, rank=20)
+@fast_path("em_routing", "blocked", not_recomputable, rank=20, reason=BLOCKED)
 def run(
     votes: Votes, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]
 ) -> Routed:

@@ -30,10 +30,11 @@ from torchcaps.kernels.dynamic.passes import restore_positions
 from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
 from torchcaps.kernels.operator import define_operator
-from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
     HAS_NUMBA,
     NO_NUMBA,
+    competes_apart,
     device_mismatch,
     needs_reference,
     padded_windows,
@@ -107,36 +108,133 @@ class Problem(NamedTuple):
             shift=None if self.shift is None else clamp_magnitude(self.shift, vote_limit),
         )
 
+    def empty_outputs(self) -> tuple[Tensor, ...]:
+        """Empty outputs, and the state after every iteration by group; see `_loops.py`.
 
-def supports(votes: Votes) -> Support:
-    """Whether the compiled loops can route these votes."""
-    if not HAS_NUMBA:
-        return Support(usable=False, reason=NO_NUMBA)
-    reason = needs_reference(votes)
-    reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
-    if reason is not None:
-        return Support(usable=False, reason=reason)
-    if not isinstance(votes, ProductVotes):
-        return Support(usable=False, reason="the votes are given, not made of poses and matrices")
-    if not votes.field.local and padded_windows(votes.field) is None:
-        field_name = type(votes.field).__name__
-        return Support(
-            usable=False, reason=f"parents of {field_name} compete in a way of their own"
+        They are mean, activation and coupling; means, variances and stats.
+        """
+        children, parents = self.weight.shape[:2]
+        batch = len(self.pose)
+        lead = (batch, *self.field.positions)
+        state = (math.ceil(batch / LANES), len(self.temperatures), math.prod(lead[1:]) * parents)
+        coupling_lead = lead if self.want_coupling else (0, 1, 1)
+        sizes = (
+            (*lead, parents, self.dim),
+            (*lead, parents),
+            (*coupling_lead, children, parents),
+            (*state, self.dim, LANES),
+            (*state, self.dim, LANES),
+            (*state, 3, LANES),
         )
+        return tuple(map(self.weight.new_empty, sizes))
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """The outputs and the states."""
+        mean, activation, coupling, means, variances, stats = self.empty_outputs()
+        batch = len(mean)
+        groups = len(means) if self.want_coupling else 0
+        R = means.new_empty(groups, means.shape[2], len(self.weight), LANES)  # the last coupling
+        _run_loop("forward_pass", self, means, variances, stats, R)
+
+        mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
+        logit = by_sample(stats[:, -1, :, LOGIT], batch)
+        torch.sigmoid(logit.view_as(activation), out=activation)
+        if self.want_coupling:
+            by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
+            coupling.copy_(by_parent.transpose(-1, -2))
+        return mean, activation, coupling, means, variances, stats
+
+    def backward(
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    ) -> Sequence[Tensor]:
+        """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
+        means, variances, stats = saved
+        grad_mean, grad_activation, grad_coupling = grads
+        groups = len(means)
+        batch = len(grad_mean)
+        children, parents, inner, outer = self.weight.shape
+        num_places = math.prod(self.activation.shape[1:])
+
+        # d sigmoid(x) / dx = sigmoid(x) (1 - sigmoid(x))
+        activation = stats[:, -1, :, LOGIT].sigmoid()
+        grad_logit = by_lane(grad_activation.flatten(1)) * activation * (1 - activation)
+        num_shifts = 0 if self.shift is None else groups
+        gradients = (
+            means.new_zeros(groups, num_places, self.pose.shape[-1], LANES),
+            means.new_zeros(groups, num_places, LANES),  # of activations
+            means.new_empty(groups, parents, children, inner, outer),
+            means.new_empty(num_shifts, parents, children, self.dim),
+            means.new_empty(groups, parents, 2, LANES),  # of beta_u and beta_a
+        )
+        _run_loop(
+            "backward_pass",
+            self,
+            means,
+            variances,
+            stats,
+            by_lane(grad_mean.flatten(1, 3)),
+            grad_logit,
+            by_lane(grad_coupling.transpose(-1, -2).flatten(1, 3)),
+            gradients,
+        )
+        grad_pose, grad_child, grad_weight, grad_shift, grad_betas = gradients
+        per_parent = grad_betas.sum(dim=(0, 3))
+        return (
+            by_sample(grad_pose, batch).view(self.pose.shape),
+            by_sample(grad_child, batch).view(self.activation.shape),
+            grad_weight.sum(dim=0).transpose(0, 1),
+            per_parent[:, 0] * self.dim,
+            per_parent[:, 1],
+            grad_shift.sum(dim=0).transpose(0, 1),
+        )
+
+    def reference(self) -> tuple[Tensor, ...]:
+        """The outputs in torch operations, all votes stored."""
+        votes = ProductVotes(
+            Capsules(self.pose, self.activation), self.field, self.weight, self.shift
+        )
+        routed: Any = em_routing(
+            votes, None, self.beta_u, self.beta_a, len(self.temperatures), self.temperatures
+        )
+        mean, activation, coupling = routed
+        if not self.want_coupling:
+            coupling = activation.new_empty(0)
+        return mean, activation, coupling
+
+
+def obstacle(votes: Votes) -> str | None:
+    """Why the compiled loops cannot route these votes."""
+    reason = None if HAS_NUMBA else NO_NUMBA
+    reason = reason or needs_reference(votes)
+    reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
+    if reason is None and not isinstance(votes, ProductVotes):
+        reason = "the votes are given, not made of poses and matrices"
+    reason = reason or competes_apart(votes.field)
+    if reason is not None or not isinstance(votes, ProductVotes):
+        return reason
     num_products = votes.children.pose.shape[-1] * votes.weight.shape[-1]
     if num_products > MAX_PRODUCTS:
-        reason = f"a vote takes {num_products} products; the compiled loops take {MAX_PRODUCTS}"
-        return Support(usable=False, reason=reason)
+        return f"a vote takes {num_products} products; the compiled loops take {MAX_PRODUCTS}"
+    return None
+
+
+def drawback(votes: Any) -> str | None:
+    """Why other implementations are better for these votes."""
     # Children of a window may share matrices: count those that are used.
     if votes.weight.shape[1:].numel() * votes.count < MIN_WEIGHTS:
-        reason = f"fewer than {MIN_WEIGHTS} weights do not pay for compiling loops"
-        return Support(usable=True, reason=reason, worth_it=False)
-    reason = "compiled loops: votes are computed where they are used, never stored"
-    return Support(usable=True, reason=reason)
+        return f"fewer than {MIN_WEIGHTS} weights do not pay for compiling loops"
+    return None
 
 
 # Of the implementations of an operation, those of lower rank are tried first.
-@fast_path("em_routing", "numba", supports, rank=10)
+@fast_path(
+    "em_routing",
+    "numba",
+    obstacle,
+    rank=10,
+    reason="compiled loops: votes are computed where they are used, never stored",
+    drawback=drawback,
+)
 def run(
     votes: Any, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]
 ) -> Routed:
@@ -184,110 +282,10 @@ def run(
     return restore_positions(votes, lead, *outputs)
 
 
-def _shapes(problem: Problem) -> tuple[Tensor, ...]:
-    """Empty outputs, and the state after every iteration by group; see `_loops.py`."""
-    children, parents = problem.weight.shape[:2]
-    batch = len(problem.pose)
-    lead = (batch, *problem.field.positions)
-    state = (math.ceil(batch / LANES), len(problem.temperatures), math.prod(lead[1:]) * parents)
-    coupling_lead = lead if problem.want_coupling else (0, 1, 1)
-    sizes = {
-        "mean": (*lead, parents, problem.dim),
-        "activation": (*lead, parents),
-        "coupling": (*coupling_lead, children, parents),
-        "means": (*state, problem.dim, LANES),
-        "variances": (*state, problem.dim, LANES),
-        "stats": (*state, 3, LANES),
-    }
-    return tuple(problem.weight.new_empty(size) for size in sizes.values())
-
-
-def _forward(problem: Problem) -> tuple[Tensor, ...]:
-    """The outputs and the states."""
-    problem = problem.clamped()
-    mean, activation, coupling, means, variances, stats = _shapes(problem)
-    batch = len(mean)
-    groups = len(means) if problem.want_coupling else 0
-    R = means.new_empty(groups, means.shape[2], len(problem.weight), LANES)  # the last coupling
-    _run_loop("forward_pass", problem, means, variances, stats, R)
-
-    mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
-    logit = by_sample(stats[:, -1, :, LOGIT], batch)
-    torch.sigmoid(logit.view_as(activation), out=activation)
-    if problem.want_coupling:
-        by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
-        coupling.copy_(by_parent.transpose(-1, -2))
-    return mean, activation, coupling, means, variances, stats
-
-
-def _backward(
-    problem: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
-) -> Sequence[Tensor]:
-    """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
-    means, variances, stats = saved
-    grad_mean, grad_activation, grad_coupling = grads
-    problem = problem.clamped()
-    groups = len(means)
-    batch = len(grad_mean)
-    children, parents, inner, outer = problem.weight.shape
-    num_places = math.prod(problem.activation.shape[1:])
-
-    # d sigmoid(x) / dx = sigmoid(x) (1 - sigmoid(x))
-    activation = stats[:, -1, :, LOGIT].sigmoid()
-    grad_logit = by_lane(grad_activation.flatten(1)) * activation * (1 - activation)
-    num_shifts = 0 if problem.shift is None else groups
-    gradients = (
-        means.new_zeros(groups, num_places, problem.pose.shape[-1], LANES),
-        means.new_zeros(groups, num_places, LANES),  # of activations
-        means.new_empty(groups, parents, children, inner, outer),
-        means.new_empty(num_shifts, parents, children, problem.dim),
-        means.new_empty(groups, parents, 2, LANES),  # of beta_u and beta_a
-    )
-    _run_loop(
-        "backward_pass",
-        problem,
-        means,
-        variances,
-        stats,
-        by_lane(grad_mean.flatten(1, 3)),
-        grad_logit,
-        by_lane(grad_coupling.transpose(-1, -2).flatten(1, 3)),
-        gradients,
-    )
-    grad_pose, grad_child, grad_weight, grad_shift, grad_betas = gradients
-    per_parent = grad_betas.sum(dim=(0, 3))
-    return (
-        by_sample(grad_pose, batch).view(problem.pose.shape),
-        by_sample(grad_child, batch).view(problem.activation.shape),
-        grad_weight.sum(dim=0).transpose(0, 1),
-        per_parent[:, 0] * problem.dim,
-        per_parent[:, 1],
-        grad_shift.sum(dim=0).transpose(0, 1),
-    )
-
-
-def _reference(problem: Problem) -> tuple[Tensor, ...]:
-    """The outputs in torch operations, all votes stored."""
-    votes = ProductVotes(
-        Capsules(problem.pose, problem.activation), problem.field, problem.weight, problem.shift
-    )
-    routed: Any = em_routing(
-        votes, None, problem.beta_u, problem.beta_a, len(problem.temperatures), problem.temperatures
-    )
-    mean, activation, coupling = routed
-    if not problem.want_coupling:
-        coupling = activation.new_empty(0)
-    return mean, activation, coupling
-
-
 _em_routing = define_operator(
     "em_routing_numba",
     Problem,
     num_outputs=6,
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-    reference=_reference,
     num_saved=3,  # the states: means, variances and stats
 )
 
@@ -303,6 +301,7 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
     """
     from torchcaps.kernels.em import _loops  # importing numba takes half a second
 
+    problem = problem.clamped()
     children, parents, inner, outer = problem.weight.shape
     place, competition = _competitions(problem)
     zeros = problem.weight.new_zeros(1, *problem.field.positions, children, parents)

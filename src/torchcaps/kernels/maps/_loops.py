@@ -31,11 +31,11 @@ import math
 import numpy as np
 
 from torchcaps.functional.squash import DOUBLE_EPSILON, EPSILON
-from torchcaps.kernels._compile import compiled, exp
+from torchcaps.kernels._compile import compiled, compiled_loop, exp
 from torchcaps.kernels.lanes import POSITIONS, keep_compiled
 
 
-@compiled
+@compiled_loop
 def forward_pass(first, last, iterations, votes, bias, v_out, length_out, coupling):
     """Route the groups from `first` to before `last`.
 
@@ -69,7 +69,7 @@ def forward_pass(first, last, iterations, votes, bias, v_out, length_out, coupli
             coupling[b, ..., start:stop] = c[..., :count]
 
 
-@compiled
+@compiled_loop
 def backward_pass(first, last, iterations, votes, bias, grads, grad_votes, grad_bias):
     """Gradients of the votes, and of the bias in each group from `first` to before `last`.
 

@@ -27,7 +27,7 @@ from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.lanes import POSITIONS, as_arrays, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude
 from torchcaps.kernels.operator import define_operator
-from torchcaps.kernels.registry import Support, fast_path
+from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
 
@@ -53,30 +53,70 @@ class Problem(NamedTuple):
     iterations: int
     want_coupling: bool
 
+    def empty_outputs(self) -> tuple[Tensor, ...]:
+        """Empty outputs: v, length and coupling."""
+        b, i, j, d, p = self.votes.shape
+        sizes = ((b, j, d, p), (b, j, p), (b if self.want_coupling else 0, i, j, p))
+        return tuple(map(self.votes.new_empty, sizes))
 
-def supports(votes: Votes) -> Support:
-    """Whether the compiled loops can take these votes."""
+    def forward(self) -> tuple[Tensor, ...]:
+        """v, length and coupling."""
+        outputs = self.empty_outputs()
+        _run_loop("forward_pass", self, *outputs)
+        return outputs
+
+    def backward(
+        self, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        """Gradients of the votes and the bias."""
+        votes = self.votes
+        grad_votes = torch.empty_like(votes, memory_format=torch.contiguous_format)
+        # Each group adds up its own gradient of the bias, so that threads do not share one.
+        grad_bias = votes.new_empty(_count_groups(self), *votes.shape[2:4])  # [group, j, d]
+        _run_loop("backward_pass", self, tuple(grads), grad_votes, grad_bias)
+        if self.bias is None:
+            return grad_votes, None
+        return grad_votes, grad_bias.sum(dim=0)
+
+    def reference(self) -> tuple[Tensor, ...]:
+        """The outputs in torch operations: each position is routed by itself."""
+        votes = self.votes.movedim(-1, 1)  # [b, p, i, j, d]
+        routed: Any = dynamic_routing(votes, self.iterations, bias=self.bias)
+        v, length, coupling = (tensor.movedim(1, -1) for tensor in routed)
+        if not self.want_coupling:
+            coupling = length.new_empty(0)
+        return v, length, coupling
+
+
+def obstacle(votes: Votes) -> str | None:
+    """Why the compiled loops cannot take these votes."""
     if not isinstance(votes, MapVotes):
-        return Support(usable=False, reason="the votes are no maps")
-    if not HAS_NUMBA:
-        return Support(usable=False, reason=NO_NUMBA)
-    reason = needs_reference(votes)
+        return "the votes are no maps"
+    reason = None if HAS_NUMBA else NO_NUMBA
+    reason = reason or needs_reference(votes)
     if reason is None and not votes.field.local:
         reason = "parents at different positions compete"
     operands = {"pose": votes.children.pose, "bias": votes.bias}
-    reason = reason or device_mismatch(operands, torch.device("cpu"))
-    if reason is not None:
-        return Support(usable=False, reason=reason)
+    return reason or device_mismatch(operands, torch.device("cpu"))
 
+
+def drawback(votes: Votes) -> str | None:
+    """Why other implementations are better for these votes."""
     num_positions = len(votes.children.pose) * math.prod(votes.field.positions)
     if num_positions * votes.count * votes.parents * votes.dim < MIN_NUMBERS:
-        reason = f"fewer than {MIN_NUMBERS} votes do not pay for compiling loops"
-        return Support(usable=True, reason=reason, worth_it=False)
-    return Support(usable=True, reason="compiled loops: votes are read once for all iterations")
+        return f"fewer than {MIN_NUMBERS} votes do not pay for compiling loops"
+    return None
 
 
 # Of the implementations of an operation, those of lower rank are tried first.
-@fast_path("map_routing", "numba", supports, rank=10)
+@fast_path(
+    "map_routing",
+    "numba",
+    obstacle,
+    rank=10,
+    reason="compiled loops: votes are read once for all iterations",
+    drawback=drawback,
+)
 def run(votes: MapVotes, *, iterations: int) -> Routed:
     """Route maps of votes; the implementation "numba" of the operation "map_routing".
 
@@ -103,56 +143,10 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
     return Routed(pose, activation, spatial_first(coupling.unflatten(-1, positions)))
 
 
-def _shapes(problem: Problem) -> tuple[Tensor, ...]:
-    """Empty outputs: v, length and coupling."""
-    votes = problem.votes
-    b, i, j, d, p = votes.shape
-    num_couplings = b if problem.want_coupling else 0
-    v = votes.new_empty(b, j, d, p)
-    length = votes.new_empty(b, j, p)
-    coupling = votes.new_empty(num_couplings, i, j, p)
-    return v, length, coupling
-
-
-def _forward(problem: Problem) -> tuple[Tensor, ...]:
-    """v, length and coupling."""
-    outputs = _shapes(problem)
-    _run_loop("forward_pass", problem, *outputs)
-    return outputs
-
-
-def _backward(
-    problem: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
-) -> Sequence[Tensor | None]:
-    """Gradients of the votes and the bias."""
-    votes = problem.votes
-    grad_votes = torch.empty_like(votes, memory_format=torch.contiguous_format)
-    # Each group adds up its own gradient of the bias, so that threads do not share one.
-    grad_bias = votes.new_empty(_count_groups(problem), *votes.shape[2:4])  # [group, j, d]
-    _run_loop("backward_pass", problem, tuple(grads), grad_votes, grad_bias)
-    if problem.bias is None:
-        return grad_votes, None
-    return grad_votes, grad_bias.sum(dim=0)
-
-
-def _reference(problem: Problem) -> tuple[Tensor, ...]:
-    """The outputs in torch operations: each position is routed by itself."""
-    votes = problem.votes.movedim(-1, 1)  # [b, p, i, j, d]
-    routed: Any = dynamic_routing(votes, problem.iterations, bias=problem.bias)
-    v, length, coupling = (tensor.movedim(1, -1) for tensor in routed)
-    if not problem.want_coupling:
-        coupling = length.new_empty(0)
-    return v, length, coupling
-
-
 _map_routing = define_operator(
     "map_routing_numba",
     Problem,
     num_outputs=3,
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-    reference=_reference,
 )
 
 
