@@ -36,6 +36,8 @@ class Callback:
 
     is_late: ClassVar[bool] = False
     """Whether `on_step` may come up to 20 steps late on a GPU, which then never waits for it."""
+    threads: int | None = None
+    """Processor threads that the training must have; None leaves them open."""
 
     def on_start(self, trainer: Trainer) -> None:
         """Called once before the first step.
