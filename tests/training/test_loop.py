@@ -321,7 +321,7 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     before = (tmp_path / "run" / LAST).read_bytes()
     for changes in ({"count": 66}, {"classes": 4}):
         write_bars(data, **changes)
-        with pytest.raises(RunError, match="size of the data was .*'train': 42.* and is"):
+        with pytest.raises(RunError, match="checksum of images and labels was"):
             resume(tmp_path / "run")
 
     write_bars(data)

@@ -389,6 +389,8 @@ def load_state(
     for file in filter(Path.exists, (path, path.with_name(PREVIOUS_FILE))):
         try:
             tensors, description = load_tensors(file)
+            if not description.keys() >= {"fingerprint", "state"}:
+                raise RunError(f"{file}: is not the state of a training")
         except RunError as error:
             faults.append(str(error))
             continue

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import Batch, Dataset
-from torchcaps.distributed import Ranks, current, sync_batch_norms
+from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
@@ -72,29 +72,6 @@ class TrainingState:
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     loss_scale: dict[str, float] = field(default_factory=dict)
-
-    def add_losses(self, sums: Mapping[str, float]) -> None:
-        """Add summed losses, and the "count" of their images, to those of the epoch."""
-        for name, total in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + total
-
-    def update_best(self, score: float, loss: float, epoch: int) -> bool:
-        """Note an epoch if it is the best one: of the highest score, then of the lowest loss.
-
-        Args:
-            score: validation score of the epoch.
-            loss: its validation loss.
-            epoch: its number, counted from 1.
-
-        Returns:
-            Whether it is the best one so far.
-        """
-        is_best = (score, -loss) > (self.best_score, -self.best_loss)
-        if is_best:
-            self.best_score = score
-            self.best_loss = loss
-            self.best_epoch = epoch
-        return is_best
 
     def check(self, total_steps: int) -> None:
         """Raise ValueError for the first value that no training of `total_steps` steps has."""
@@ -162,7 +139,16 @@ class Trainer:
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
 
-        self.reads_each_step = _reads_each_step(self.updater, self.callbacks)
+        # A GPU works on steps after the host has left them, and a number that the host reads makes
+        # it wait. So losses stay there for some steps, unless a callback wants them at once.
+        is_watched = any(
+            not callback.is_late and type(callback).on_step is not Callback.on_step
+            for callback in self.callbacks
+        )
+        updater = self.updater
+        self.reads_each_step = (
+            updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
+        )
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
@@ -183,10 +169,11 @@ class Trainer:
         """
         started: list[Callback] = []
         settings = self.config.training
+        updater = self.updater
         try:
             with (
                 memory_errors(settings.batch_size or 1),
-                arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
+                arithmetic(updater.device, updater.precision, settings.deterministic),
             ):
                 for callback in self.callbacks:
                     started.append(callback)
@@ -197,7 +184,7 @@ class Trainer:
             self.error = error
             raise
         finally:
-            self.updater.release()
+            updater.release()
             with ExitStack() as stack:
                 for callback in reversed(started):
                     stack.callback(callback.on_end, self)
@@ -248,8 +235,7 @@ class Trainer:
                 return
             if is_epoch_end:
                 with self.updater.averaged():
-                    seconds = time.perf_counter() - start
-                    row = epoch_row(self, measure_speed(self.ranks, seconds, num_samples))
+                    row = epoch_row(self, num_samples, time.perf_counter() - start)
                     self.history.append(row)
                     for callback in self.callbacks:
                         callback.on_epoch(self, row)
@@ -293,7 +279,8 @@ class Trainer:
             count = torch.tensor([num_samples], dtype=torch.float64)
             totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             step_sums = dict(zip([*names, "count"], totals, strict=True))
-            self.state.add_losses(step_sums)
+            sums = self.state.sums
+            sums |= {name: sums.get(name, 0.0) + total for name, total in step_sums.items()}
             losses = mean_losses(step_sums)
             check_number(losses["loss"], "loss", step, self.checkpoint)
             self._unreported.append({"step": step + 1, **losses, "lr": lr})
@@ -302,40 +289,21 @@ class Trainer:
     def _report(self) -> None:
         """Tell the callbacks of the steps since the last call."""
         self._read_losses()
-        reports = [*self._unreported]
-        self._unreported.clear()
+        reports, self._unreported = self._unreported, []
         for losses in reports:
             for callback in self.callbacks:
                 callback.on_step(self, losses)
 
 
-def _reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
-    """Whether the losses of each step are read before the next one.
-
-    A GPU works on steps after the host has left them, and a number that the host reads makes it
-    wait. So losses stay there for some steps, unless a callback wants them at once.
-    """
-    is_watched = any(
-        not callback.is_late and type(callback).on_step is not Callback.on_step
-        for callback in callbacks
-    )
-    return updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
-
-
-def measure_speed(ranks: Ranks, seconds: float, num_samples: int) -> Row:
-    """Images per second; and of several processes, the samples and seconds of each."""
-    work = {"images": num_samples, "seconds": round(seconds, 2)}
-    if ranks.world_size == 1:
-        return {"images_per_second": round(num_samples / seconds, 1)}
-    works = ranks.gather(work)
-    total = sum(each["images"] for each in works)
-    return {"images_per_second": round(total / seconds, 1), "ranks": works}
-
-
-def epoch_row(trainer: Trainer, speed: Row) -> Row:
+def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
     """The row of an epoch that is done. Its sums of losses begin anew.
 
     The model has the averaged weights here, where there is an average.
+
+    Args:
+        trainer: of the training.
+        num_samples: of this rank in the epoch.
+        seconds: that they took.
     """
     state = trainer.state
     task = trainer.task
@@ -352,7 +320,16 @@ def epoch_row(trainer: Trainer, speed: Row) -> Row:
     warnings = []
     if state.step >= min(PROBE_STEP, trainer.total_steps // 2):
         warnings = task.warnings(outputs, state.step / trainer.total_steps)
+    # The best epoch has the highest score, and of several the lowest loss.
+    score = metrics[task.score]
+    loss = metrics["loss"]
+    is_best = (score, -loss) > (state.best_score, -state.best_loss)
     epoch = state.step // trainer.steps_per_epoch
+    if is_best:
+        state.best_score = score
+        state.best_loss = loss
+        state.best_epoch = epoch
+    works = trainer.ranks.gather({"images": num_samples, "seconds": round(seconds, 2)})
     row = {
         "kind": "epoch",
         "step": state.step,
@@ -361,11 +338,13 @@ def epoch_row(trainer: Trainer, speed: Row) -> Row:
         **{f"train_{name}": loss for name, loss in mean_losses(state.sums).items()},
         **{f"val_{name}": metric for name, metric in metrics.items()},
         "score": task.score,
-        "best": state.update_best(metrics[task.score], metrics["loss"], epoch),
+        "best": is_best,
         "warnings": warnings,
         "images": state.sums["count"],
-        **speed,
+        "images_per_second": round(sum(work["images"] for work in works) / seconds, 1),
     }
+    if len(works) > 1:  # samples and seconds of each process
+        row["ranks"] = works
     if state.restart:
         row["restart"] = state.restart
     state.sums = {}
