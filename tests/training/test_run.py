@@ -110,7 +110,7 @@ def test_a_folder_without_a_run_is_not_opened(tmp_path):
     ("content", "complaint"),
     [
         ("{", "Expecting"),
-        ("[]", "expected names with values"),
+        ("[]", "expected an object by names"),
         ('{"epochs": 3}', "expected format 1, got None"),
         ('{"format": 2, "epochs": 3}', "expected format 1, got 2"),
         ('{"format": 1, "epoch": 3}', "unknown setting 'epoch'; did you mean 'epochs'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,18 +94,12 @@ def train(
             # The folder has these weights, and its configuration their name.
             config = replace(config, model=replace(config.model, init=None))
         folder = RunFolder(run, description, train_images, val_images, initial, resumed)
-        task = create_task(model, without_default_changes(config), train_images)
-        if can_store(task, train_images):
-            without_augmentation(task)
-            config = task.config
-            shows = any(isinstance(callback, ProgressBar) for callback in callbacks)
-
-            def show(sentence: str) -> None:
-                if shows:
-                    print(sentence, file=sys.stderr)
-
-            train_images = stored_features(task, train_images, show)
-            val_images = stored_features(task, val_images, show)
+        if can_store(model, train_images):
+            task = create_task(model, without_default_changes(config), train_images)
+            config = without_augmentation(task.config)
+            verbose = any(isinstance(callback, ProgressBar) for callback in callbacks)
+            train_images = stored_features(model, train_images, verbose)
+            val_images = stored_features(model, val_images, verbose)
         fit(
             model,
             train_images,

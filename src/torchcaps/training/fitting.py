@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchcaps import training
 from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
-from torchcaps.training.batches import BatchSource, DatasetBatches
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -26,7 +27,6 @@ from torchcaps.training.callbacks import (
 )
 from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
 from torchcaps.training.inputs import Data, as_set, is_loader
-from torchcaps.training.loaders import LoaderBatches, loader_config, loader_data
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import cropped, split
 from torchcaps.training.threads import training_threads
@@ -114,7 +114,8 @@ def fit(
     threads = [watcher.threads for watcher in watchers if watcher.threads]
     with memory_errors(), training_threads(device, *threads) as choice, _memory_format(model):
         model.to(device)
-        config = loader_config(data, config)
+        if is_loader(data):
+            config = training.loaders.loader_config(data, config)
         images, val_images, notes = _fit_data(model, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
         kind = task_class(config.task.name, model, images)
@@ -124,9 +125,9 @@ def fit(
             _add_transform(task, transform)
         check_task(task, val_images)
         initial = _load_initial(model, config.model.init, images.classes)
-        batches: BatchSource = DatasetBatches(images, task, config)
+        batches: Any = DatasetBatches(images, task, config)
         if is_loader(data):
-            batches = LoaderBatches(data, images, task, config)
+            batches = training.loaders.LoaderBatches(data, images, task, config)
         bars = [ProgressBar()] if verbose else []
         trainer = Trainer(
             task,
@@ -165,7 +166,7 @@ def _fit_data(
         if labels is not None:
             kind = type(data).__name__
             raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
-        return loader_data(data, val_images, config, model)
+        return training.loaders.loader_data(data, val_images, config, model)
     images = as_set(data, labels, model)
     notes = [*images.notes]
     if val_images is None:
@@ -177,9 +178,7 @@ def _load_initial(model: nn.Module, source: str | None, classes: tuple[str, ...]
     """A sentence on the weights of another training that a model begins with, if on any."""
     if source is None:
         return ""
-    from torchcaps.training.initial import InitialWeights
-
-    return InitialWeights(model, source, classes).sentence
+    return training.initial.InitialWeights(model, source, classes).sentence
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def _part_loader(data: Any, rows: Tensor, **options: Any) -> DataLoader[Any]:
 
 
 class LoaderBatches:
-    """The batches of a data set or a loader of the caller; see `training.batches.BatchSource`.
+    """The batches of a data set or a loader of the caller; see `DatasetBatches`.
 
     Samples of a data set come in the order of (seed, epoch). A step takes as many batches as the
     setting `accumulate` says.

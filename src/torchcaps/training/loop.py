@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,14 @@ from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
-from torchcaps.training.batches import BatchSource
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.update import Updater
+
+if TYPE_CHECKING:
+    from torchcaps.training.loaders import LoaderBatches
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -118,7 +121,7 @@ class Trainer:
         self,
         task: Task,
         config: TrainConfig,
-        batches: BatchSource,
+        batches: DatasetBatches | LoaderBatches,
         val_images: Dataset,
         callbacks: Sequence[Callback] = (),
     ) -> None:

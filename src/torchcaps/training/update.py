@@ -176,9 +176,10 @@ class Updater:
             module.eval()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
         batch_size = len(batch.indices)
-        # All ranks take part in a step: one without samples gets one that does not count.
-        rows = self.ranks.padded_shard(batch_size)
-        shard = take_rows(self.task.augment(batch, generator), rows)
+        shard = self.task.augment(batch, generator)
+        if self.ranks.world_size > 1:
+            # All ranks take part in a step: one without samples gets one that does not count.
+            shard = take_rows(shard, self.ranks.padded_shard(batch_size))
         num_samples = self.ranks.shard_size(batch_size)
         parts = self._split(shard, num_samples, batch_size)
 
