@@ -423,7 +423,15 @@ class TrainConfig:
         return self.replaced(changes, origin)
 
     def replaced(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
-        """A copy with these values by name, None among them; see `updated`."""
+        """A copy with other values; see `updated`.
+
+        Args:
+            changes: settings by name, without groups; None is a value like others.
+            origin: of these values.
+
+        Returns:
+            The copy.
+        """
         if not changes:
             return self
         known = known_settings()

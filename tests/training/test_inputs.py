@@ -241,15 +241,6 @@ def test_a_loader_with_a_sampler_of_its_own_is_kept_whole_and_says_so():
     assert not any("give validation=" in text for text in watch.messages)
 
 
-def test_a_loader_of_mappings_is_understood():
-    samples = [
-        {"pixel_values": image, "label": int(label)}
-        for image, label in zip(pixels(), labels(), strict=True)
-    ]
-    _, history = tc.fit(linear(), DataLoader(samples, batch_size=6), epochs=1, holdout=0.25)
-    assert len(history) == 1
-
-
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield torch.zeros(1, 4, 4), 0

@@ -63,7 +63,11 @@ class Callback:
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once at the end, also after an error, which is `trainer.error`."""
+        """Called once at the end, also after an error.
+
+        Args:
+            trainer: has the error, if there was one, as `error`.
+        """
 
 
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback")

@@ -142,16 +142,7 @@ class Trainer:
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
 
-        # A GPU works on steps after the host has left them, and a number that the host reads makes
-        # it wait. So losses stay there for some steps, unless a callback wants them at once.
-        is_watched = any(
-            not callback.is_late and type(callback).on_step is not Callback.on_step
-            for callback in self.callbacks
-        )
-        updater = self.updater
-        self.reads_each_step = (
-            updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
-        )
+        self.reads_each_step = reads_each_step(self.updater, self.callbacks)
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
@@ -197,7 +188,12 @@ class Trainer:
         self.is_stopped = True
 
     def note(self, text: str, step: int = 0) -> None:
-        """Say what happened at a step, and keep it with the metrics."""
+        """Say what happened, and keep it with the metrics.
+
+        Args:
+            text: a sentence.
+            step: at which it happened.
+        """
         self.messages.append(text)
         self.notes.append({"kind": "note", "step": step, "text": text})
 
@@ -252,7 +248,11 @@ class Trainer:
         return self.is_stopped or self.is_finished
 
     def step(self, batch: Batch) -> None:
-        """Take a step on a batch of all ranks, after which the state is that of the next one."""
+        """Take a step, after which the state is that of the next one.
+
+        Args:
+            batch: of all ranks together.
+        """
         state = self.state
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
@@ -296,6 +296,19 @@ class Trainer:
         for losses in reports:
             for callback in self.callbacks:
                 callback.on_step(self, losses)
+
+
+def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
+    """Whether the losses of each step are read before the next one.
+
+    A GPU works on steps after the host has left them, and a number that the host reads makes it
+    wait. So losses stay there for some steps, unless a callback wants them at once.
+    """
+    is_watched = any(
+        not callback.is_late and type(callback).on_step is not Callback.on_step
+        for callback in callbacks
+    )
+    return updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
 
 
 def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
