@@ -112,8 +112,7 @@ class Trainer:
         is_stopped: whether the training was asked to stop; see `stop`.
         is_finished: whether it ends before its last epoch, by a rule of its own.
         error: that ended it.
-        steps_per_epoch, total_steps: numbers of steps.
-        planned_steps: steps without those that an extension added.
+        steps_per_epoch, total_steps, planned_steps: numbers of steps; the last without extensions.
         probe_step: number of steps after which a second start is decided.
     """
 
@@ -141,7 +140,6 @@ class Trainer:
         convert_conv2d_weight_memory_format(task, torch.channels_last)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-
         self.reads_each_step = reads_each_step(self.updater, self.callbacks)
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
@@ -158,16 +156,14 @@ class Trainer:
     def run(self) -> None:
         """Train from the state that a callback restores, or the start, to the last step.
 
-        Raises:
-            TrainingError: a loss, a validation metric or a weight is not finite.
+        Raises TrainingError where a loss, a validation metric or a weight is not finite.
         """
         started: list[Callback] = []
         settings = self.config.training
-        updater = self.updater
         try:
             with (
                 memory_errors(settings.batch_size or 1),
-                arithmetic(updater.device, updater.precision, settings.deterministic),
+                arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
             ):
                 for callback in self.callbacks:
                     started.append(callback)
@@ -178,7 +174,7 @@ class Trainer:
             self.error = error
             raise
         finally:
-            updater.release()
+            self.updater.release()
             with ExitStack() as stack:
                 for callback in reversed(started):
                     stack.callback(callback.on_end, self)
@@ -215,7 +211,6 @@ class Trainer:
         """Take the steps of an epoch that are not done yet, unless the training starts again."""
         state = self.state
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
-        # Of an epoch that a resumed run continues, the time since it was resumed.
         start = time.perf_counter()
         num_samples = 0
         for batch in self.batches.epoch(epoch, num_steps_done):
@@ -260,7 +255,6 @@ class Trainer:
         lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
-
         scalars = {name: loss.detach() for name, loss in self.losses.items() if loss.dim() == 0}
         means = torch.stack([*scalars.values()])
         num_samples = self.ranks.shard_size(len(batch.indices))
@@ -292,8 +286,8 @@ class Trainer:
     def _report(self) -> None:
         """Tell the callbacks of the steps since the last call."""
         self._read_losses()
-        reports, self._unreported = self._unreported, []
-        for losses in reports:
+        while self._unreported:
+            losses = self._unreported.pop(0)
             for callback in self.callbacks:
                 callback.on_step(self, losses)
 
