@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -64,17 +64,16 @@ class SettingsGroup:
     """
 
     def __post_init__(self) -> None:
-        hints = field_types(type(self))
-        for each_field in fields(self):
-            metadata = each_field.metadata
-            flag = metadata["name"] or each_field.name
-            checked = _check(flag, getattr(self, each_field.name), hints[each_field.name])
-            object.__setattr__(self, each_field.name, checked)
+        for key, hint in field_types(type(self)).items():
+            metadata = self.__dataclass_fields__[key].metadata
+            name = metadata["name"] or key
+            checked = _check(name, getattr(self, key), hint)
+            object.__setattr__(self, key, checked)
             if isinstance(checked, int | float) and not isinstance(checked, bool):
-                check_range(flag, checked, metadata["low"], metadata["high"])
+                check_range(name, checked, metadata["low"], metadata["high"])
                 is_valid, expected = metadata["valid"]
                 if not is_valid(checked):
-                    raise ArgumentError(flag, f"expected {expected}, got {checked}")
+                    raise ArgumentError(name, f"expected {expected}, got {checked}")
 
 
 field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
@@ -84,18 +83,20 @@ field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 def _check(name: str, value: Any, hint: Any) -> Any:
     """The value as its type hint has it: None, one of its words, or the one other type."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    words: list[Any] = []
+    others: list[Any] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += get_args(kind)
+        elif kind is not NoneType:
+            others.append(kind)
     if (value is None and NoneType in kinds) or value in words:
         return value
-    others = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
     if not others:
         raise UnknownNameError(name, str(value), words)
     kind = get_origin(others[0]) or others[0]
     if kind is tuple:
-        kinds = get_args(others[0])
-        if str in kinds:
-            return _check_names(name, value)
-        return _check_numbers(name, value, is_pair=Ellipsis not in kinds)
+        return _check_tuple(name, value, get_args(others[0]))
     if isinstance(value, Path) and kind is str:
         return str(value)
     allowed = (int, float) if kind is float else kind
@@ -110,18 +111,14 @@ def _check(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _check_names(name: str, value: Any) -> tuple[str, ...]:
-    """Any number of names."""
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise ArgumentError(name, f"expected names, got {value!r}")
-    return tuple(value)
-
-
-def _check_numbers(name: str, value: Any, is_pair: bool) -> tuple[int, ...]:
-    """Whole numbers above zero: a pair (one number stands for both), or any count."""
-    sides = (value, value) if is_pair and isinstance(value, int) else value
-    fits = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
-    if not fits or (is_pair and len(sides) != 2):
-        expected = "height and width in pixels" if is_pair else "epochs"
+def _check_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Names or whole numbers above zero: any number of them, or a pair (one stands for both)."""
+    is_pair = ... not in kinds
+    items = (value, value) if is_pair and isinstance(value, int) else value
+    expected = "names" if str in kinds else "epochs"
+    if is_pair:
+        expected = "height and width in pixels"
+    fits = isinstance(items, list | tuple) and {*map(type, items)} <= {kinds[0]}
+    if not fits or (is_pair and len(items) != 2) or (int in kinds and min(items, default=1) < 1):
         raise ArgumentError(name, f"expected {expected}, got {value!r}")
-    return tuple(sides)
+    return tuple(items)

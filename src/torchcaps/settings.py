@@ -230,7 +230,7 @@ class ScheduleSettings(SettingsGroup):
 
 
 def augmentation_settings() -> Any:
-    """The group of the settings of all registered augmentations, each a field of its own name."""
+    """The group of the settings of all registered augmentations."""
     return _augmentation_group(tuple(ordered_augmentations()))
 
 
@@ -240,15 +240,13 @@ def _default_augmentation() -> Any:
 
 @cache
 def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
-    columns = [
-        (
-            f.name,
-            field_types(augmentation.settings)[f.name],
-            field(default=f.default, metadata=f.metadata),
-        )
-        for augmentation in augmentations
-        for f in fields(augmentation.settings)
-    ]
+    """The group of the settings of these augmentations, each a field of its own name."""
+    columns = []
+    for augmentation in augmentations:
+        types = field_types(augmentation.settings)
+        for f in fields(augmentation.settings):
+            column = field(default=f.default, metadata=f.metadata)
+            columns.append((f.name, types[f.name], column))
     return make_dataclass(
         "AugmentationSettings",
         columns,
@@ -256,6 +254,12 @@ def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
         namespace={"__module__": __name__, "__doc__": "How training images are changed at random."},
         frozen=True,
     )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AugmentationSettings":  # for pickle, which looks for the class of a value
+        return augmentation_settings()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
@@ -369,10 +373,10 @@ class TrainConfig:
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its name without a group."""
-        return {name: self._value(known) for name, known in known_settings().items()}
-
-    def _value(self, known: KnownSetting) -> Any:
-        return getattr(getattr(self, known.group), known.key)
+        return {
+            name: getattr(getattr(self, known.group), known.key)
+            for name, known in known_settings().items()
+        }
 
     def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
         """A copy with changes.
@@ -392,11 +396,11 @@ class TrainConfig:
             UnknownNameError: a name that is no setting.
         """
         updates = {name: value for name, value in flattened(changes).items() if value is not None}
-        settings = known_settings()
+        current = self.flat()
         resets = {
             name: known.default
-            for name, known in settings.items()
-            if known.of in updates and updates[known.of] != self._value(settings[known.of])
+            for name, known in known_settings().items()
+            if known.of in updates and updates[known.of] != current[known.of]
         }
         return self.replaced(resets, "default").replaced(updates, origin)
 
@@ -410,26 +414,33 @@ class TrainConfig:
         Returns:
             The copy.
         """
-        settings = known_settings()
-        changes = {}
-        for name, value in defaults.items():
-            current = self._value(settings[name])
-            if current in OPEN and current == settings[name].default:
-                changes[name] = value
+        known = known_settings()
+        changes = {
+            name: defaults[name]
+            for name, value in self.flat().items()
+            if name in defaults and value in OPEN and value == known[name].default
+        }
         return self.replaced(changes, origin)
 
     def replaced(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
-        """A copy with these values by name, None among them; see `updated`."""
+        """A copy with other values; see `updated`.
+
+        Args:
+            changes: settings by name, without groups; None is a value like others.
+            origin: of these values.
+
+        Returns:
+            The copy.
+        """
         if not changes:
             return self
         known = known_settings()
+        updated: dict[str, Any] = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
             by_group.setdefault(known[name].group, {})[known[name].key] = value
-        current = groups()
-        updated: dict[str, Any] = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
         for group, values in by_group.items():
-            updated[group] = current[group](**vars(getattr(self, group)) | values)
+            updated[group] = groups()[group](**vars(getattr(self, group)) | values)
         return replace(self, **updated)
 
 
@@ -455,59 +466,37 @@ class KnownSetting(NamedTuple):
 
 def groups() -> dict[str, Any]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
-    return _groups(augmentation_settings())
-
-
-@cache
-def _groups(augmentation: Any) -> dict[str, Any]:
-    types = field_types(TrainConfig)
-    classes = {each.name: types[each.name] for each in fields(TrainConfig) if each.compare}
-    return classes | {"augmentation": augmentation}
+    return {
+        "model": ModelSettings,
+        "data": DataSettings,
+        "task": TaskSettings,
+        "optimizer": OptimizerSettings,
+        "schedule": ScheduleSettings,
+        "augmentation": augmentation_settings(),
+        "training": TrainingSettings,
+    }
 
 
 def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
-    return _known_settings(augmentation_settings())
+    return _known_settings(tuple(groups().items()))
 
 
 @cache
-def _known_settings(augmentation: Any) -> dict[str, KnownSetting]:
+def _known_settings(classes: tuple[tuple[str, Any], ...]) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
-    for group, settings_class in _groups(augmentation).items():
-        for name, group_setting in _settings_of_group(group, settings_class).items():
+    for group, settings_class in classes:
+        types = field_types(settings_class)
+        for key, default in vars(settings_class()).items():
+            about = settings_class.__dataclass_fields__[key].metadata
+            name = about["name"] or key
             if name in known:
                 raise ValueError(
                     f"the setting {name!r} of {group} is one of {known[name].group} already; "
                     "expected another name"
                 )
-            known[name] = group_setting
+            known[name] = KnownSetting(group, key, about["about"], types[key], default, about["of"])
     return known
-
-
-def _settings_of_group(group: str, settings_class: type[Any]) -> dict[str, KnownSetting]:
-    """The settings of one group by name."""
-    hints = field_types(settings_class)
-    defaults = settings_class()
-    settings: dict[str, KnownSetting] = {}
-    for entry in fields(settings_class):
-        name = entry.metadata["name"] or entry.name
-        if name in settings:
-            raise ValueError(f"the setting {name!r} is twice in {group}; expected another name")
-        settings[name] = KnownSetting(
-            group,
-            entry.name,
-            entry.metadata["about"],
-            hints[entry.name],
-            getattr(defaults, entry.name),
-            entry.metadata["of"],
-        )
-    return settings
-
-
-def __getattr__(name: str) -> Any:
-    if name == "AugmentationSettings":  # for pickle, which looks for the class of a value
-        return augmentation_settings()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -523,10 +512,9 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
     known = known_settings()
-    group_names = groups()
     settings: dict[str, Any] = {}
     for name, value in values.items():
-        if name in group_names and isinstance(value, Mapping):
+        if name in groups() and isinstance(value, Mapping):
             flat_names = {one.key: flat for flat, one in known.items() if one.group == name}
             for key, member in value.items():
                 check_known(f"setting of {name}", key, flat_names)
@@ -534,5 +522,5 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in known:
             settings[name] = value
         else:
-            raise UnknownNameError("setting", name, [*known, *group_names])
+            raise UnknownNameError("setting", name, [*known, *groups()])
     return settings

@@ -20,8 +20,6 @@ from torchcaps.training.sampling import inside_fold, split
 from training.fixtures import bars as bars
 from training.makers import contents, stop_after, tiny
 
-CPU = torch.device("cpu")
-
 
 def rows_of(images):
     """The images of a set, as bytes that tell them apart."""
@@ -44,7 +42,7 @@ def test_every_training_image_is_tested_once_and_never_trained_on_there(folder, 
         run = Run(folder / f"fold-{fold}")
         test_rows = rows_of(open_task(run)[1])
         images = load_dataset(str(bars), "train")
-        train_images, val_images = split(images, run.config, CPU)
+        train_images, val_images = split(images, run.config)
         used = rows_of(train_images) + rows_of(val_images)
         assert not {*used} & {*test_rows}
         assert {*used} | {*test_rows} == {*everything}
@@ -117,8 +115,8 @@ def test_a_cross_validation_that_cannot_begin_leaves_nothing(bars, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"folds": 3}, "folds: expected the number of one fold beside it"),
-        ({"fold": 1}, "fold: expected the number of folds beside it, got 1"),
+        ({"folds": 3}, "fold: expected the numbers of folds and of one fold, got 3 and None"),
+        ({"fold": 1}, "fold: expected the numbers of folds and of one fold, got None and 1"),
         ({"folds": 3, "fold": 4}, "fold: expected between 1 and 3, got 4"),
     ],
 )
@@ -142,7 +140,7 @@ def test_groups_stay_together(bars):
     for fold in (1, 2, 3):
         config = tiny(bars, folds=3, fold=fold)
         inside = {*inside_fold(images, config).targets["track"].tolist()}
-        train_images, val_images = split(images, config, CPU)
+        train_images, val_images = split(images, config)
         outside = {*train_images.targets["track"].tolist(), *val_images.targets["track"].tolist()}
         assert not inside & outside
         tested += inside

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from torchcaps.data import load_dataset
 from torchcaps.errors import RunError
@@ -22,7 +21,7 @@ from .makers import stop_after, tiny
 def test_it_is_of_the_best_model_and_the_held_out_images(bars, tmp_path):
     run = train(tiny(bars, epochs=3, lr=0.01), tmp_path / "run")
     images = load_dataset(str(bars), "train")
-    _, val_images = split(images, run.config, torch.device("cpu"))
+    _, val_images = split(images, run.config)
     activations = image_activations(load(run.path), val_images.float_images())
     expected = calibrate(activations, val_images.labels)
     assert read_calibration(run.path) == expected

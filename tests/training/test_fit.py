@@ -6,7 +6,6 @@ import math
 import os
 from operator import itemgetter
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,22 +73,6 @@ def test_fit_trains_as_a_run_folder_does(bars, images, tmp_path):
     for row in (*history, *rows):
         del row["images_per_second"]
     assert history == rows
-
-
-@pytest.mark.parametrize("kind", ["bytes", "floats", "arrays"])
-def test_images_are_a_set_tensors_or_arrays(images, kind):
-    pixels, labels = images.images, images.labels
-    pair = {
-        "bytes": (pixels, labels),
-        "floats": (pixels.double() / 255, labels.int()),
-        "arrays": (pixels.numpy(), labels.numpy().astype(np.uint8)),
-    }[kind]
-    model, history = fit(small(), pair, **SETTINGS)
-    expected, _ = fit(small(), images, **SETTINGS)
-    torch.testing.assert_close(
-        model(images.float_images()), expected(images.float_images()), atol=1e-5, rtol=1e-4
-    )
-    assert len(history) == 2
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 0.01), ("adamw", 0.01), ("sgd", 0.1)])
@@ -267,12 +250,6 @@ def test_a_first_loss_of_nan_blames_no_learning_rate(images):
     with pytest.raises(TrainingError, match="before any update") as raised:
         fit(Undefined(), images, **SETTINGS)
     assert "lower lr" not in str(raised.value)
-
-
-def test_labels_may_be_an_argument_of_their_own(images):
-    paired, _ = fit(small(), (images.images, images.labels), **SETTINGS)
-    separate, _ = fit(small(), images.images.numpy(), images.labels.tolist(), **SETTINGS)
-    assert_equal(paired.state_dict(), separate.state_dict())
 
 
 def test_labels_beside_a_loader_are_refused_in_one_sentence(images):

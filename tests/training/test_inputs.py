@@ -19,7 +19,7 @@ from torch.utils.data import (
 import torchcaps as tc
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.errors import ArgumentError, DataError
-from torchcaps.training.inputs import as_set, class_indices, image_tensor, known_indices
+from torchcaps.training.inputs import as_set, class_names, image_tensor, known_indices
 from torchcaps.types import model_metadata
 
 from .makers import Watch
@@ -83,8 +83,7 @@ def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
     model = tc.create_model("capsnet_small", num_classes=2, img_size=20)
     Image.new("RGB", (50, 30), "red").save(tmp_path / "red.png")
     pictures = [Image.new("L", (40, 40), 90), tmp_path / "red.png"]
-    metadata_size = (model.img_size, model.in_chans, model.num_classes)
-    images = as_set(pictures, ["gray", "red"], tc.training.inputs.ModelSizes(*metadata_size))
+    images = as_set(pictures, ["gray", "red"], model)
     assert (images.img_size, images.in_chans, images.classes) == ((20, 20), 1, ("gray", "red"))
     with pytest.raises(DataError, match="differ in size"):
         as_set(pictures, ["gray", "red"])
@@ -104,24 +103,24 @@ def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
     ],
 )
 def test_labels_are_numbers_from_0_or_names(given, num_classes, classes, indices):
-    names, tensor = class_indices(given, num_classes)
+    names = class_names(np.asarray(given), num_classes)
     assert names == tuple(classes)
-    assert tensor.tolist() == indices
+    assert known_indices(np.asarray(given), names).tolist() == indices
 
 
 @pytest.mark.parametrize(
     ("given", "num_classes", "sentence"),
     [
-        ([-1, 0], None, "labels: expected numbers from 0"),
-        ([0.5, 1], None, "labels: expected whole numbers or names"),
-        ([], None, "labels: expected numbers from 0"),
+        ([-1, 0], None, "labels: expected whole numbers from 0, or names"),
+        ([0.5, 1], None, "labels: expected whole numbers from 0, or names"),
+        ([], None, "labels: expected whole numbers from 0, or names"),
         (["a", "b"], 3, "expected 3 classes, as the model has, got 2; build it with num_classes=2"),
-        ([None, "a"], None, "labels: expected whole numbers or names"),
+        ([None, "a"], None, "labels: expected whole numbers from 0, or names"),
     ],
 )
 def test_other_labels_are_refused_in_one_sentence(given, num_classes, sentence):
     with pytest.raises(ArgumentError, match=sentence):
-        class_indices(given, num_classes)
+        class_names(np.asarray(given), num_classes)
 
 
 def test_numbers_up_to_255_as_floats_are_refused_and_normalized_ones_taken():
@@ -242,15 +241,6 @@ def test_a_loader_with_a_sampler_of_its_own_is_kept_whole_and_says_so():
     assert not any("give validation=" in text for text in watch.messages)
 
 
-def test_a_loader_of_mappings_is_understood():
-    samples = [
-        {"pixel_values": image, "label": int(label)}
-        for image, label in zip(pixels(), labels(), strict=True)
-    ]
-    _, history = tc.fit(linear(), DataLoader(samples, batch_size=6), epochs=1, holdout=0.25)
-    assert len(history) == 1
-
-
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield torch.zeros(1, 4, 4), 0
@@ -349,7 +339,7 @@ def test_outputs_beyond_the_classes_are_named_by_their_numbers():
 
 def test_labels_that_are_no_class_are_named():
     with pytest.raises(ArgumentError, match="labels: expected one of 0, 1, 2, got 7"):
-        known_indices(torch.tensor([1, 7]), ("0", "1", "2"))
+        known_indices(np.array([1, 7]), ("0", "1", "2"))
 
 
 HALVES = torch.zeros(24, 4, 4, dtype=torch.int64)

@@ -216,12 +216,6 @@ def test_color_images_that_are_not_square_train(tmp_path):
     assert load(run.path).preprocess.to_dict() == {"img_size": [24, 18], "in_chans": 3}
 
 
-def test_clipping_changes_the_weights(bars, finished, tmp_path):
-    train(tiny(bars, clip=1e-3), tmp_path / "clipped")
-    weights = contents(tmp_path / "clipped")["model.safetensors"]
-    assert weights != contents(finished)["model.safetensors"]
-
-
 def test_bf16_trains_weights_of_full_precision(bars, tmp_path):
     run = train(tiny(bars, precision="bf16"), tmp_path / "bf16")
     assert np.isfinite(column(run.rows, "val_loss")).all()
@@ -321,7 +315,7 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     before = (tmp_path / "run" / LAST).read_bytes()
     for changes in ({"count": 66}, {"classes": 4}):
         write_bars(data, **changes)
-        with pytest.raises(RunError, match="size of the data was .*'train': 42.* and is"):
+        with pytest.raises(RunError, match="checksum of images and labels was"):
             resume(tmp_path / "run")
 
     write_bars(data)

@@ -34,7 +34,7 @@ def train_quickly(config, folder):
 def test_an_official_validation_split_is_used_and_said(medmnist, tmp_path):
     run, messages = train_quickly(tiny(medmnist, holdout=None, epochs=1), tmp_path / "run")
     assert any("own: validation with its official split of 9 images" in text for text in messages)
-    config, images, val_images = read_images(run.config, "cpu")
+    config, images, val_images = read_images(run.config)
     assert (len(images), len(val_images), config.data.holdout) == (24, 9, None)
     assert val_images.images.equal(load_dataset(medmnist, "val").images)
     train(run.config, run.path, resume=True)  # it reads the same images again
@@ -47,7 +47,7 @@ def test_a_holdout_or_folds_come_before_the_official_split(medmnist, tmp_path, c
     config = tiny(medmnist, epochs=1, **({"holdout": None} | changes))
     run, messages = train_quickly(config, tmp_path / "run")
     assert not any("official" in text for text in messages)
-    assert len(read_images(run.config, "cpu")[2]) == num_val
+    assert len(read_images(run.config)[2]) == num_val
 
 
 def test_a_set_without_an_official_split_keeps_the_usual_holdout(tmp_path):

@@ -22,7 +22,7 @@ ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]
 @pytest.fixture
 def run(tmp_path):
     run = Run(tmp_path / "deep" / "run")
-    with folder.create(run, TrainConfig.of(epochs=3)):
+    with folder.hold(run, TrainConfig.of(epochs=3)):
         pass
     return run
 
@@ -65,7 +65,7 @@ def test_a_file_that_a_run_would_replace_is_in_the_way(tmp_path, name):
 
 def fail_within(run):
     """An error right after the run was made."""
-    with pytest.raises(ValueError, match="planted"), folder.create(run, TrainConfig.of(epochs=3)):
+    with pytest.raises(ValueError, match="planted"), folder.hold(run, TrainConfig.of(epochs=3)):
         append_metrics(run, ROWS[0])
         raise ValueError("planted")
 
@@ -84,7 +84,7 @@ def test_a_run_without_model_and_checkpoint_is_discarded(tmp_path):
 @pytest.mark.parametrize("attribute", ["model_path", "checkpoint_path", "previous_checkpoint_path"])
 def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, attribute):
     run = Run(tmp_path)
-    with pytest.raises(ValueError, match="planted"), folder.create(run, TrainConfig.of(epochs=3)):
+    with pytest.raises(ValueError, match="planted"), folder.hold(run, TrainConfig.of(epochs=3)):
         getattr(run, attribute).write_bytes(b"something")
         raise ValueError("planted")
     assert run.config == TrainConfig.of(epochs=3)
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with (
         pytest.raises(RunError, match="file/run: the folder cannot be made"),
-        folder.create(Run(tmp_path / "file" / "run"), TrainConfig()),
+        folder.hold(Run(tmp_path / "file" / "run"), TrainConfig()),
     ):
         pass
 
@@ -110,7 +110,7 @@ def test_a_folder_without_a_run_is_not_opened(tmp_path):
     ("content", "complaint"),
     [
         ("{", "Expecting"),
-        ("[]", "expected names with values"),
+        ("[]", "expected an object by names"),
         ('{"epochs": 3}', "expected format 1, got None"),
         ('{"format": 2, "epochs": 3}', "expected format 1, got 2"),
         ('{"format": 1, "epoch": 3}', "unknown setting 'epoch'; did you mean 'epochs'"),
@@ -167,7 +167,7 @@ def test_a_row_that_is_written_only_in_part_is_removed(run, monkeypatch):
 
 def test_epochs_notes_and_the_end_of_a_run(tmp_path):
     run = Run(tmp_path)
-    with folder.create(run, TrainConfig.of(epochs=2, stop_at=0.9)):
+    with folder.hold(run, TrainConfig.of(epochs=2, stop_at=0.9)):
         epoch = {"kind": "epoch", "step": 3, "epoch": 1, "score": "accuracy", "val_accuracy": 0.5}
         epoch["best"] = True
         assert (run.epochs, run.notes, run.is_finished) == ([], [], False)
@@ -242,18 +242,18 @@ def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monk
         names.append(path.name)
 
     monkeypatch.setattr(folder, "write_json", killed)
-    with pytest.raises(Killed), folder.create(Run(tmp_path / "run"), TrainConfig()):
+    with pytest.raises(Killed), folder.hold(Run(tmp_path / "run"), TrainConfig()):
         pass
     monkeypatch.undo()
     assert names == ["environment.json"]  # the configuration, which makes it a run, comes last
-    with folder.create(Run(tmp_path / "run"), TrainConfig.of(epochs=3)):
+    with folder.hold(Run(tmp_path / "run"), TrainConfig.of(epochs=3)):
         assert Run.open(tmp_path / "run").config == TrainConfig.of(epochs=3)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[" * 100_000, None])
 def test_an_environment_that_was_lost_is_written_anew_when_the_run_goes_on(run, content):
     test_an_environment_that_is_lost_is_empty(run, content)
-    with folder.resume(run):
+    with folder.hold(run, run.config, is_new=False):
         assert run.environment["torch"] == torch.__version__
     assert run.environment["threads"] == torch.get_num_threads()
 
@@ -288,7 +288,10 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
         f"{run.path}: process {holder.pid} is training here; "
         "wait for its end or stop it, or name another --output"
     )
-    for hold in (lambda: folder.resume(run), lambda: folder.create(run, TrainConfig())):
+    for hold in (
+        lambda: folder.hold(run, run.config, is_new=False),
+        lambda: folder.hold(run, TrainConfig()),
+    ):
         with pytest.raises(RunError) as raised, hold():
             pass
         assert str(raised.value) == refusal
@@ -297,15 +300,15 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
     assert str(raised.value) == refusal
     holder.kill()
     holder.wait()
-    with folder.resume(run):
+    with folder.hold(run, run.config, is_new=False):
         assert (run.path / ".lock").read_text() == str(os.getpid())
 
 
 def test_one_process_does_not_hold_a_folder_twice(run):
     with (
-        folder.resume(run),
+        folder.hold(run, run.config, is_new=False),
         pytest.raises(RunError, match=f"process {os.getpid()} is training here"),
-        folder.resume(run),
+        folder.hold(run, run.config, is_new=False),
     ):
         pass
 
@@ -326,7 +329,7 @@ def test_the_time_of_a_run_needs_the_speed_of_every_epoch(tmp_path):
         }
         append_metrics(run, row)
 
-    with folder.create(run, TrainConfig.of(epochs=3)):
+    with folder.hold(run, TrainConfig.of(epochs=3)):
         assert run.seconds is None
         add_epoch(1, val_accuracy=0.5, images_per_second=30.0)
         add_epoch(2, val_accuracy=0.25, images_per_second=20.0)

@@ -19,8 +19,6 @@ from torchcaps.training.sampling import (
     step_seed,
 )
 
-CPU = torch.device("cpu")
-
 
 def images_of(count=8):
     return torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -118,13 +116,13 @@ def test_each_augmentation_is_switched_by_its_setting(changes):
 @pytest.mark.parametrize(("holdout", "expected"), [(0.1, 3), (6, 6), (6.0, 6)])
 def test_holding_out_takes_a_share_or_a_count_and_loses_no_image(holdout, expected):
     images = set_of([0] * 20 + [1] * 10)
-    train_images, val_images = split(images, TrainConfig.of(holdout=holdout), CPU)
+    train_images, val_images = split(images, TrainConfig.of(holdout=holdout))
     assert len(val_images) == expected
     assert sorted(numbers_of(train_images) + numbers_of(val_images)) == list(range(30))
 
 
 def test_a_class_with_one_image_keeps_it_for_training():
-    train_images, val_images = split(set_of([0] * 10 + [1]), TrainConfig.of(holdout=0.5), CPU)
+    train_images, val_images = split(set_of([0] * 10 + [1]), TrainConfig.of(holdout=0.5))
     assert (train_images.labels == 1).sum() == 1
     assert (val_images.labels == 1).sum() == 0
 
@@ -132,7 +130,7 @@ def test_a_class_with_one_image_keeps_it_for_training():
 @pytest.mark.parametrize("holdout", [0.1, 2, 30])
 def test_an_empty_split_is_an_error(holdout):
     with pytest.raises(DataError, match="holdout: "):
-        split(set_of([0, 1]), TrainConfig.of(holdout=holdout), CPU)
+        split(set_of([0, 1]), TrainConfig.of(holdout=holdout))
 
 
 def test_a_small_epoch_takes_different_images():
@@ -197,7 +195,7 @@ def test_every_step_has_composites_and_places_of_its_own():
 
 
 def test_composites_of_both_splits_have_no_image_in_common():
-    train_images, val_images = split(pairs_of(), TrainConfig.of(holdout=0.25), CPU)
+    train_images, val_images = split(pairs_of(), TrainConfig.of(holdout=0.25))
     train_sources = train_images.maker.source.images
     val_sources = val_images.maker.source.images
     sources = torch.cat([train_sources, val_sources])
@@ -209,14 +207,14 @@ def test_few_labels_are_balanced_and_part_of_more_labels():
 
     def train_images(per_class, seed=0):
         config = TrainConfig.of(holdout=10, per_class=per_class, seed=seed)
-        return split(images, config, CPU)[0]
+        return split(images, config)[0]
 
     subset = train_images(3)
     assert subset.labels.bincount().tolist() == [3, 3]
     assert set(numbers_of(subset)) < set(numbers_of(train_images(6)))
     assert set(numbers_of(subset)) != set(numbers_of(train_images(3, seed=1)))
     with pytest.raises(ValueError, match="labels: expected"):
-        split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2), CPU)
+        split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2))
 
 
 def test_a_balanced_epoch_has_every_class_equally_often():

@@ -231,8 +231,6 @@ def test_builders_without_a_name_and_options_that_are_no_json_are_refused(own_ne
         {"spec": {"code": "x"}},
         {"options": {"wide": 3}},
         {"preprocess": {"img_size": "x"}},
-        {"channels_last": 3},
-        {"channels_last": ["head.bias"]},
     ],
 )
 def test_damaged_descriptions_of_own_models_are_one_sentence(own_nets, tmp_path, change):

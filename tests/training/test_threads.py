@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.__config__ import parallel_info
 
-from torchcaps.training import Interrupted, fit, threads, train
+from torchcaps.training import Interrupted, Run, fit, threads, train
 
 from .makers import Watch, contents, stop_after, tiny
 
@@ -130,7 +130,7 @@ def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path
     with pytest.raises(Interrupted):
         train(tiny(bars), tmp_path, callbacks=[stop_after(2), watch])
     assert any("one thread in place of 2" in text for text in watch.messages)
-    assert threads.Run(tmp_path).environment["threads"] == 1
+    assert Run(tmp_path).environment["threads"] == 1
     monkeypatch.setattr(threads, "measure_slowdown", lambda: 0.5)
     counts = []
     watch = Watch(lambda *_: counts.append(torch.get_num_threads()))

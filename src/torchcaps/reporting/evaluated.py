@@ -136,7 +136,7 @@ class EvaluatedRun:
         """The training images that the model was chosen with."""
         official_val = load_official_val(self.config)
         images = load_images(self.config, "train")
-        return split(images, self.config, torch.device("cpu"), official_val)[1]
+        return split(images, self.config, official_val)[1]
 
 
 def evaluate_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,27 +85,21 @@ def train(
     with memory_errors():
         # Reads the data and builds the model before a folder is made.
         with main_first():
-            config, train_images, val_images = read_images(config, device)
+            config, train_images, val_images = read_images(config)
         description, model = _build_model(config, train_images, device)
         initial = None
         if config.model.init is not None:
-            initial = InitialWeights(config.model.init, train_images.classes, run.initial_path)
-            initial.load_into(model)
+            classes = train_images.classes
+            initial = InitialWeights(model, config.model.init, classes, run.initial_path)
             # The folder has these weights, and its configuration their name.
             config = replace(config, model=replace(config.model, init=None))
         folder = RunFolder(run, description, train_images, val_images, initial, resumed)
-        task = create_task(model, without_default_changes(config), train_images)
-        if can_store(task, train_images):
-            without_augmentation(task)
-            config = task.config
-            shows = any(isinstance(callback, ProgressBar) for callback in callbacks)
-
-            def show(sentence: str) -> None:
-                if shows:
-                    print(sentence, file=sys.stderr)
-
-            train_images = stored_features(task, train_images, show)
-            val_images = stored_features(task, val_images, show)
+        if can_store(model, train_images):
+            task = create_task(model, without_default_changes(config), train_images)
+            config = without_augmentation(task.config)
+            verbose = any(isinstance(callback, ProgressBar) for callback in callbacks)
+            train_images = stored_features(model, train_images, verbose)
+            val_images = stored_features(model, val_images, verbose)
         fit(
             model,
             train_images,
@@ -137,7 +130,7 @@ def resolve_config(recipe_or_config: str | Path | TrainConfig, **settings: Any) 
         DataError, RunError, ValueError: see `train`.
     """
     config = resolve_recipe(recipe_or_config).updated(**settings)
-    config, images, _ = read_images(config, torch.device("cpu"))
+    config, images, _ = read_images(config)
     _, model = _build_model(config, images, torch.device("cpu"))
     return complete_config(config, task_class(config.task.name, model, images), model, images)
 

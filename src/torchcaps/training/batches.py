@@ -1,12 +1,11 @@
 """Where the images of each training step come from.
 
-The loop takes its steps from a `BatchSource` and knows nothing else of the training images. A
-source that serves one epoch from any step on, in the same order each time, lets a run continue bit
-for bit.
+The loop takes its steps from `DatasetBatches` or `LoaderBatches`, and knows nothing else of the
+training images. Both serve an epoch from any step on; in the same order each time, this lets a run
+continue bit for bit. Every epoch has equally many steps.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from torch import Generator, Tensor
 
@@ -16,25 +15,6 @@ from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.sampling import ITEMS, epoch_permutation, split_batches, step_seed
-
-
-class BatchSource(Protocol):
-    """The images of all ranks together, step by step. Every epoch has equally many steps."""
-
-    def steps(self, epoch: int) -> int:
-        """Number of steps of an epoch.
-
-        Args:
-            epoch: its number, counted from 0.
-        """
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of all ranks together of an epoch, on the device of the model.
-
-        Args:
-            number: of the epoch, counted from 0.
-            start: number of steps that are left out at its beginning, because they are done.
-        """
 
 
 class DatasetBatches:
@@ -57,7 +37,12 @@ class DatasetBatches:
         return len(self._indices(epoch))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batch of each step; see `BatchSource`."""
+        """The batches of all ranks together of an epoch, on the device of the model.
+
+        Args:
+            number: of the epoch, counted from 0.
+            start: number of steps that are left out at its beginning, because they are done.
+        """
         images = self.images
         index_batches = self._indices(number)
         first_step = number * len(index_batches)

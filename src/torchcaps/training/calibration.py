@@ -1,16 +1,15 @@
 """The calibration of a run, in its folder: temperature and threshold from its held-out images."""
 
-import json
 from pathlib import Path
 
 from torchcaps.data import Dataset
-from torchcaps.errors import RunError, read_text
+from torchcaps.errors import RunError
 from torchcaps.evaluation import HeldOutCalibration, calibrate
 from torchcaps.evaluation.forward import device_of
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._base import eval_outputs
 from torchcaps.training.checkpoint import load
-from torchcaps.training.files import MODEL_FILE, write_json
+from torchcaps.training.files import MODEL_FILE, read_json, write_json
 from torchcaps.training.run import CALIBRATION_FILE, Run
 
 FORMAT = 1
@@ -58,9 +57,9 @@ def read_calibration(path: str | Path) -> HeldOutCalibration | None:
     if not file.exists():
         return None
     try:
-        figures = json.loads(read_text(file))
-        if not isinstance(figures, dict) or figures.get("format") != FORMAT:
+        figures = read_json(file)
+        if figures.get("format") != FORMAT:
             raise ValueError(f"expected an object of format {FORMAT}")
         return HeldOutCalibration.from_dict(figures)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{file}: is no readable calibration ({error})") from error

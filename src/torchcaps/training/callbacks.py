@@ -36,6 +36,8 @@ class Callback:
 
     is_late: ClassVar[bool] = False
     """Whether `on_step` may come up to 20 steps late on a GPU, which then never waits for it."""
+    threads: int | None = None
+    """Processor threads that the training must have; None leaves them open."""
 
     def on_start(self, trainer: Trainer) -> None:
         """Called once before the first step.
@@ -61,7 +63,11 @@ class Callback:
         """
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once at the end, also after an error, which is `trainer.error`."""
+        """Called once at the end, also after an error.
+
+        Args:
+            trainer: has the error, if there was one, as `error`.
+        """
 
 
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback")

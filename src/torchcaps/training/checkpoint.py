@@ -6,7 +6,7 @@ itself: whoever loads the file passes the function, or has imported its module b
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, check_range, one_line
 from torchcaps.models import model_info
-from torchcaps.models._pretrained import take_weights
+from torchcaps.models._pretrained import described_sizes, take_weights
 from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
@@ -50,22 +50,22 @@ class OptionError(ValueError):
 
 def describe_model(
     name: str,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     classes: tuple[str, ...],
-    preprocess: Preprocess,
+    preprocess: Preprocess | None,
     task: str = "classify",
 ) -> dict[str, Any]:
     """Description of a model in its checkpoint: all that `load` needs.
 
     Args:
-        name: of a registered model.
+        name: of a registered model, or of the function that builds it.
         options: that it was built with, without sizes.
         classes: their names.
         preprocess: what `predict` applies to a picture.
         task: name of the task it was trained for.
     """
-    model = {"model": name, "options": options, "task": task}
-    return model | {"classes": list(classes), "preprocess": preprocess.to_dict()}
+    model = {"model": name, "options": options, "task": task, "classes": list(classes)}
+    return model | {"preprocess": preprocess and preprocess.to_dict()}
 
 
 def saved_options(model: nn.Module) -> dict[str, Any]:
@@ -111,14 +111,18 @@ def build_model(
     try:
         with nullcontext() if generator is None else use_generator(generator):
             if builder is not None:
-                model = build_by(builder, options)
+                model = builder(**options)
             else:
-                sizes = _model_sizes(name, classes, preprocess)
+                sizes = described_sizes(description)
+                if model_info(name).named:
+                    sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]
         raise OptionError(f"{name} takes no {wording} ({reason})") from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
     metadata = replace(
         model_metadata(model),
         classes=classes,
@@ -129,15 +133,6 @@ def build_model(
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
     set_model_metadata(model, metadata)
     return model
-
-
-def _model_sizes(name: str, classes: tuple[str, ...], preprocess: Any) -> dict[str, Any]:
-    """Arguments of `create_model` for these classes and what preprocessing makes."""
-    sizes = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
-    if model_info(name).named:
-        sizes["classes"] = classes
-    sizes["num_classes"] = len(classes)
-    return sizes
 
 
 def _read_spec(description: Mapping[str, Any]) -> ModelSpec | None:
@@ -158,12 +153,8 @@ def check_fit(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     Both may be on the meta device.
     """
     state = model.state_dict()
-    missing = sorted(state.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - state.keys())
-    if missing:
-        raise ValueError(f"missing weights: {', '.join(missing[:3])}")
-    if unexpected:
-        raise ValueError(f"unexpected weights: {', '.join(unexpected[:3])}")
+    for name in sorted(state.keys() ^ tensors.keys()):
+        raise ValueError(f"{'missing' if name in state else 'unexpected'} weights: {name}")
     for name, expected in state.items():
         tensor = tensors[name]
         if tensor.shape != expected.shape:
@@ -239,7 +230,7 @@ def save(
 
 def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
     """The description of a model, from what is known of how it was built."""
-    options = dict(metadata.options)
+    options = metadata.options
     preprocess = metadata.preprocess
     classes = metadata.classes
     if metadata.builder is not None:
@@ -248,42 +239,28 @@ def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
             preprocess = None
     elif metadata.name:
         name = metadata.name
-        sizes = Preprocess(size_pair(options.pop("img_size")), options.pop("in_chans"))
-        preprocess = preprocess or sizes
+        preprocess = preprocess or Preprocess(size_pair(options["img_size"]), options["in_chans"])
         # Classes beyond those of the data that a model was fitted to are named by their numbers.
-        numbers = range(len(classes), options.pop("num_classes", 0))
+        numbers = range(len(classes), options.get("num_classes", 0))
         classes = (*classes, *map(str, numbers))
-        options.pop("classes", None)
+        options = saved_options(model)
     else:
         raise ArgumentError(
             "model",
             f"expected one that create_model or load has built, got {type(model).__name__}; "
             "give the function that builds it: save(model, path, builder=..., options={...})",
         )
-    task = spec_of(model).task if metadata.task == "auto" else metadata.task
-    description = {
-        "model": name,
-        "options": _plain_options(options),
-        "task": task,
-        "classes": list(classes),
-        "preprocess": preprocess and preprocess.to_dict(),
-    }
-    if metadata.builder is not None and metadata.spec is not None:
-        description["spec"] = asdict(metadata.spec)
-    layout = _channels_last_names(model)
-    if layout:
-        description["channels_last"] = layout
-    return description
-
-
-def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as a file holds them; ArgumentError where it cannot."""
     try:
-        return dict(json.loads(json.dumps(options, allow_nan=False)))
+        options = json.loads(json.dumps(options, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             "options", f"expected plain values that a file can hold ({one_line(str(error))})"
         ) from error
+    task = spec_of(model).task if metadata.task == "auto" else metadata.task
+    description = describe_model(name, options, classes, preprocess, task)
+    if metadata.builder is not None and metadata.spec is not None:
+        description["spec"] = asdict(metadata.spec)
+    return description
 
 
 def load(
@@ -373,8 +350,6 @@ def _load_model(
             state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
         model.load_state_dict(state, assign=True)
         check_numbers(model.state_dict())
-        if names := description.get("channels_last"):
-            _set_channels_last(model, names)
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
@@ -413,36 +388,10 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     if num_classes == current_number:
         return model
 
-    numbers = [str(number) for number in range(num_classes)]
-    changes = {"classes": numbers, "options": options}
+    changes = {"classes": [*range(num_classes)], "options": options}
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
-    _set_channels_last(resized, _channels_last_names(model))
     return resized
-
-
-def _channels_last_names(model: nn.Module) -> list[str]:
-    """Weights that lie in channels-last order, in which training leaves convolutions.
-
-    The order decides how a convolution is computed, and so the last bits of the outputs.
-    """
-    names = []
-    for name, weight in model.state_dict().items():
-        if weight.dim() == 4:
-            # Of one channel, a weight counts as contiguous in both orders; strides tell them apart.
-            ordinary = torch.empty(weight.shape, device="meta")
-            channels_last = ordinary.clone(memory_format=torch.channels_last)
-            if weight.stride() == channels_last.stride() != ordinary.stride():
-                names.append(name)
-    return names
-
-
-def _set_channels_last(model: nn.Module, names: Iterable[str]) -> None:
-    """Lay these weights of four axes in channels-last order."""
-    names = set(names)
-    for name, weight in model.state_dict(keep_vars=True).items():
-        if name in names:
-            weight.data = weight.data.clone(memory_format=torch.channels_last)
 
 
 def builder_name(builder: Builder) -> str:
@@ -475,8 +424,10 @@ def find_builder(path: Path, name: str) -> Builder:
         RunError: its module was not imported so, or does not define it.
     """
     module, _, function = name.partition(SEPARATOR)
+    names = plugins.imported()  # of modules and files
+    imported = [Path(each).stem if each.endswith(".py") else each for each in names]
     is_private = any(part.startswith("_") for part in function.split("."))
-    if module in _imported_modules() and not is_private:
+    if module in imported and not is_private:
         builder = _find(module, function)
         if callable(builder) and getattr(builder, "__module__", None) == module:
             return builder
@@ -484,20 +435,6 @@ def find_builder(path: Path, name: str) -> Builder:
         f"{path}: was built by {name}, and a file never runs code by itself; if you trust it, pass "
         f"that function to load(..., builder=...), or import its module with --import {module}"
     )
-
-
-def build_by(builder: Builder, options: Mapping[str, Any]) -> nn.Module:
-    """What a builder makes of these options; TypeError unless it is a module."""
-    model = builder(**options)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
-    return model
-
-
-def _imported_modules() -> set[str]:
-    """Names of the modules of `--import`, which takes modules and files."""
-    names = plugins.imported()
-    return {Path(name).stem if name.endswith(".py") else name for name in names}
 
 
 def _find(module: str, name: str) -> Any:

@@ -1,6 +1,5 @@
 """Versions and hardware: what a figure was measured with."""
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,9 +8,6 @@ from typing import Any
 import torch
 
 from torchcaps import plugins
-from torchcaps.errors import ArgumentError, check_range
-
-MAX_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 
 
 def environment() -> dict[str, Any]:
@@ -33,22 +29,6 @@ def environment() -> dict[str, Any]:
     if modules:
         facts["imports"] = modules
     return facts
-
-
-def check_threads(name: str, value: object) -> int:
-    """The value, a number of threads.
-
-    Args:
-        name: of the argument, for the error.
-        value: of any type.
-
-    Raises:
-        ValueError: it is no number of threads that a machine can start.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentError(name, f"expected a whole number, got {value!r}")
-    check_range(name, value, low=1, high=max(MAX_THREADS, os.cpu_count() or 1))
-    return value
 
 
 def package_version(package: str) -> str:

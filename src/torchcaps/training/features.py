@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.data import Dataset, Preprocess, refuse_augmentations
 from torchcaps.data.augment import ordered_augmentations
@@ -28,8 +28,8 @@ from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task
 from torchcaps.training.files import checksum, make_folder
+from torchcaps.types import spec_of
 
 BATCH = 64  # images in a pass of the backbone
 LARGEST = float(np.finfo(np.float16).max)
@@ -43,19 +43,6 @@ class FeaturePreprocess(Preprocess, kind="features"):
     @classmethod
     def check(cls, source: str, inputs: Tensor) -> None:
         """Nothing: that would read all of a file."""
-
-
-def feature_set(images: Dataset, table: np.ndarray | Tensor) -> Dataset:
-    """A set with a table of features in place of its inputs, which is read when it is needed."""
-    return Dataset(
-        torch.as_tensor(table),
-        images.targets,
-        images.classes,
-        images.name,
-        images.groups,
-        images.notes,
-        preprocess=FeaturePreprocess,
-    )
 
 
 class FeatureFile:
@@ -83,7 +70,16 @@ class FeatureFile:
 
     def features(self) -> Dataset:
         """The set of features; those that are missing have to be computed before they are read."""
-        return feature_set(self.images, self.table)
+        images = self.images
+        return Dataset(
+            torch.as_tensor(self.table),
+            images.targets,
+            images.classes,
+            images.name,
+            images.groups,
+            images.notes,
+            preprocess=FeaturePreprocess,
+        )
 
     def num_missing(self, rows: Int64[Tensor, " n"]) -> int:
         """Number of these images whose features are not there yet."""
@@ -103,7 +99,14 @@ class FeatureFile:
             missing = rows[torch.from_numpy(~self.is_done[rows.numpy()])].sort().values
             if len(missing) == 0:
                 return
-            self._check_space(len(missing))
+            # Writing to a mapped file on a full disk would end the process.
+            needed = len(missing) * self.table[:1].nbytes
+            free = shutil.disk_usage(self.path.parent).free
+            if needed > free:
+                raise TrainingError(
+                    f"{self.path}: the features of {len(missing):,} images take "
+                    f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+                )
             batches = missing.split(BATCH)
             device = device_of(self.model)
             with evaluating(self.model):
@@ -118,16 +121,6 @@ class FeatureFile:
                     self.is_done[indices] = True
             self.table.flush()
             self.is_done.flush()
-
-    def _check_space(self, num_images: int) -> None:
-        """Raise TrainingError where the disk is full: writing to a mapped file would end us."""
-        needed = num_images * self.table[:1].nbytes
-        free = shutil.disk_usage(self.path.parent).free
-        if needed > free:
-            raise TrainingError(
-                f"{self.path}: the features of {num_images:,} images take {needed / 1e9:.1f} GB, "
-                f"and {free / 1e9:.1f} GB are free"
-            )
 
 
 def _key(model: Any, images: Dataset) -> str:
@@ -156,44 +149,43 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     return table
 
 
-def can_store(task: Task, images: Dataset) -> bool:
-    """Whether the images of a task may be replaced by features that are computed once.
+def can_store(model: nn.Module, images: Dataset) -> bool:
+    """Whether the images of a model may be replaced by features that are computed once.
 
     Sets that make their images in training, such as overlaid digits, have no fixed features.
     """
-    return task.spec.features and images.maker is None and images.preprocess is Preprocess
+    return spec_of(model).features and images.maker is None and images.preprocess is Preprocess
 
 
-def without_augmentation(task: Task) -> None:
-    """Switch all augmentations of a task off; ArgumentError for one that a run asked for."""
-    config: TrainConfig = task.config
+def without_augmentation(config: TrainConfig) -> TrainConfig:
+    """A complete configuration without augmentations; ArgumentError for one that is asked for."""
     refuse_augmentations(config.augmentation, REASON)
     if config.data.crop is not None:
         raise ArgumentError("crop", f"expected none for {REASON}, got {config.data.crop}")
-    task.transforms.steps.clear()
     switches = {}
     for augmentation in ordered_augmentations():
         for name in augmentation.switches:
-            amount = getattr(config.augmentation, name)
-            if amount:
+            if amount := getattr(config.augmentation, name):
                 switches[name] = type(amount)()  # 0 or False
-    task.config = config.updated(**switches)
+    return config.updated(**switches)
 
 
-def stored_features(task: Task, images: Dataset, message: Callable[[str], None]) -> Dataset:
+def stored_features(model: nn.Module, images: Dataset, verbose: bool) -> Dataset:
     """A set with features in place of images, computed where they are missing.
 
     Args:
-        task: whose model has a frozen backbone.
+        model: with a frozen backbone.
         images: to train on, or to validate with.
-        message: is told what is computed, and where it is kept.
+        verbose: say on stderr what is computed, and where it is kept.
     """
-    file = FeatureFile(task.model, images)
+    file = FeatureFile(model, images)
     rows = torch.arange(len(images))
-    message(
-        f"features of the frozen backbone for {len(images):,} images: {file.num_missing(rows):,} "
-        f"to be computed, the others in {file.path}"
-    )
+    if verbose:
+        print(
+            f"features of the frozen backbone for {len(images):,} images: "
+            f"{file.num_missing(rows):,} to be computed, the others in {file.path}",
+            file=sys.stderr,
+        )
     with main_first():
         if current().is_main:
             file.compute(rows)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from torchcaps.errors import RunError, TrainingError, check_regular, one_line
+from torchcaps.errors import RunError, TrainingError, check_regular, one_line, read_text
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
@@ -86,6 +86,17 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises OSError where it cannot be read, ValueError where it is none."""
+    try:
+        content = json.loads(read_text(path))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(content, dict):
+        raise ValueError("expected an object by names")
+    return content
+
+
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold `folder`, which is made where it is missing, for this process alone.
@@ -99,8 +110,11 @@ def exclusive(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
+        holder = "another process"
+        with suppress(OSError, ValueError):
+            holder = f"process {int(path.read_text(encoding='ascii'))}"
         raise RunError(
-            f"{folder}: {_holder(path)} is training here; wait for its end or stop it, "
+            f"{folder}: {holder} is training here; wait for its end or stop it, "
             "or name another --output"
         ) from error
     except OSError as error:
@@ -113,14 +127,6 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()  # the file stays: removing it would let two processes hold it
-
-
-def _holder(lock_file: Path) -> str:
-    """The process that holds a lock, in words."""
-    try:
-        return f"process {int(lock_file.read_text(encoding='ascii'))}"
-    except (OSError, ValueError):
-        return "another process"
 
 
 def save_tensors(

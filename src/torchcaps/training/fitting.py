@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchcaps import training
 from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
-from torchcaps.training.batches import BatchSource, DatasetBatches
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -25,10 +26,7 @@ from torchcaps.training.callbacks import (
     SecondStart,
 )
 from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.initial import InitialWeights
-from torchcaps.training.inputs import Data, as_set, is_loader, model_sizes
-from torchcaps.training.loaders import LoaderBatches, LoaderData, loader_config, loader_data
+from torchcaps.training.inputs import Data, as_set, is_loader
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import cropped, split
 from torchcaps.training.threads import training_threads
@@ -109,14 +107,16 @@ def fit(
     config = (config or TrainConfig()).updated(**settings)
     if names:
         config = config.updated(callbacks=names)
+    watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    resumed = [each.run for each in callbacks if isinstance(each, RunFolder) and each.resumed]
-    with memory_errors(), training_threads(device, *resumed) as choice, _memory_format(model):
+    threads = [watcher.threads for watcher in watchers if watcher.threads]
+    with memory_errors(), training_threads(device, *threads) as choice, _memory_format(model):
         model.to(device)
-        config = loader_config(data, config)
-        images, val_images, loader, notes = _fit_data(model, data, labels, validation, config)
+        if is_loader(data):
+            config = training.loaders.loader_config(data, config)
+        images, val_images, notes = _fit_data(model, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
         kind = task_class(config.task.name, model, images)
         config = complete_config(config, kind, model, images)
@@ -124,89 +124,74 @@ def fit(
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = None
-        if config.model.init is not None:
-            initial = InitialWeights(config.model.init, images.classes)
-            initial.load_into(model)
-        batches: BatchSource = DatasetBatches(images, task, config)
-        if loader is not None:
-            batches = LoaderBatches(loader, task, config)
+        initial = _load_initial(model, config.model.init, images.classes)
+        batches: Any = DatasetBatches(images, task, config)
+        if is_loader(data):
+            batches = training.loaders.LoaderBatches(data, images, task, config)
+        bars = [ProgressBar()] if verbose else []
         trainer = Trainer(
             task,
             config,
             batches,
             val_images,
-            [
-                SecondStart(),
-                *(callback for callback in callbacks if isinstance(callback, Callback)),
-                BestWeights(),
-                EarlyEnd(),
-                *([ProgressBar()] if verbose else []),
-            ],
+            [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars],
         )
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         sentences = [summary, *notes, choice, task.score_reason]
         trainer.messages += [sentence for sentence in sentences if sentence]
-        if initial is not None:
-            trainer.note(initial.sentence)
+        if initial:
+            trainer.note(initial)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
-    model.eval()
-    _keep_metadata(model, task, images, config.data.crop)
-    return Fitted(model, trainer.history)
-
-
-def _keep_metadata(model: nn.Module, task: Task, images: Dataset, crop: int | None) -> None:
-    """Keep what the model was trained for with it, for `predict`, `evaluate` and `save`."""
+    # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(model),
         classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(images.img_size, images.in_chans, crop),
+        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )
-    set_model_metadata(model, metadata)
+    set_model_metadata(model.eval(), metadata)
+    return Fitted(model, trainer.history)
 
 
 def _fit_data(
-    model: nn.Module,
-    data: Any,
-    labels: Any,
-    validation: Any,
-    config: TrainConfig,
-) -> tuple[Dataset, Dataset, LoaderData | None, list[str]]:
-    """Images to train on, images to choose the epoch by, and sentences about them.
-
-    Of a caller's `Dataset` or `DataLoader` also what the batches are made of.
-    """
-    sizes = model_sizes(model)
+    model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
+) -> tuple[Dataset, Dataset, list[str]]:
+    """Images to train on, images to choose the epoch by, and sentences about them."""
     val_images = None
     if validation is not None:
-        val_images = cropped(as_set(validation, None, sizes), config.data.crop)
+        val_images = cropped(as_set(validation, None, model), config.data.crop)
     if is_loader(data):
         if labels is not None:
             kind = type(data).__name__
             raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
-        prepared = loader_data(data, val_images, config, sizes)
-        notes = [prepared.note] if prepared.note else []
-        return prepared.images, prepared.val_images, prepared, notes
-    images = as_set(data, labels, sizes)
+        return training.loaders.loader_data(data, val_images, config, model)
+    images = as_set(data, labels, model)
+    notes = [*images.notes]
     if val_images is None:
-        train_images, val_images = split(images, config, torch.device("cpu"))
-        return train_images, val_images, None, [*images.notes]
-    return images, match_classes(val_images, images.classes), None, [*images.notes]
+        return *split(images, config), notes
+    return images, match_classes(val_images, images.classes), notes
+
+
+def _load_initial(model: nn.Module, source: str | None, classes: tuple[str, ...]) -> str:
+    """A sentence on the weights of another training that a model begins with, if on any."""
+    if source is None:
+        return ""
+    return training.initial.InitialWeights(model, source, classes).sentence
 
 
 @contextmanager
 def _memory_format(model: nn.Module) -> Iterator[None]:
     """Put the order in which convolutions keep their weights back afterwards."""
-    was_contiguous = {name for name, weight in model.named_parameters() if weight.is_contiguous()}
+    strides = {name: weight.stride() for name, weight in model.named_parameters()}
     try:
         yield
     finally:
         for name, weight in model.named_parameters():
-            if name in was_contiguous:
-                weight.data = weight.data.contiguous()
+            if weight.stride() != strides.get(name, weight.stride()):
+                ordinary = weight.data.new_empty_strided(weight.shape, strides[name])
+                weight.data = ordinary.copy_(weight.data)
 
 
 def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
@@ -240,22 +225,15 @@ def training_summary(
     optimizer = config.optimizer
     clip = f"clip {optimizer.clip:g}" if optimizer.clip else "no clipping"
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
-    parts = [
-        f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out",
-        f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}",
-        f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}",
-        f"{resolve_precision(config.training.precision, device)} on {device}{threads}",
-        f"augmentation: {', '.join(active_augmentations(config)) or 'none'}",
-    ]
-    return "; ".join(parts)
-
-
-def active_augmentations(config: TrainConfig) -> list[str]:
-    """`shift 2`, `flip`: the augmentations that are on, with their amounts."""
     amounts = []
     for augmentation in ordered_augmentations():
-        for field in fields(augmentation.settings):
-            amount = getattr(config.augmentation, field.name)
-            if amount and field.name in augmentation.switches:
-                amounts.append(field.name if amount is True else f"{field.name} {amount:g}")
-    return amounts
+        for name in augmentation.switches:
+            if amount := getattr(config.augmentation, name):
+                amounts.append(name if amount is True else f"{name} {amount:g}")
+    return (
+        f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out; "
+        f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}; "
+        f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}; "
+        f"{resolve_precision(config.training.precision, device)} on {device}{threads}; "
+        f"augmentation: {', '.join(amounts) or 'none'}"
+    )

@@ -49,7 +49,10 @@ from torchcaps.training.run import (
     is_run,
 )
 from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
+from torchcaps.training.threads import check_threads
 from torchcaps.training.update import Updater
+
+DATA = "checksum of images and labels"  # in the fingerprint
 
 
 class Interrupted(Exception):
@@ -100,18 +103,15 @@ class RunFolder(Callback):
         self.saved_step = -1
         self.end: BaseException | None = None
         self.fingerprint: dict[str, Any] = {}
-        sizes = {
-            "train": len(train_images),
-            "held out": len(val_images),
-            "classes": train_images.num_classes,
-            "channels": train_images.in_chans,
-        }
-        tensors = {
-            f"{split} {name}": tensor.contiguous()
-            for split, images in (("train", train_images), ("held out", val_images))
-            for name, tensor in identities(images).items()
-        }
-        self.data = {"size of the data": sizes, "checksum of images and labels": checksum(tensors)}
+        saved_threads = None if resumed is None else run.environment.get("threads")
+        if saved_threads is not None:
+            source = f"{run.path / ENVIRONMENT_FILE}: threads"
+            self.threads = check_threads(source, saved_threads)
+        tensors = {}
+        for split, images in (("train", train_images), ("held out", val_images)):
+            for name, tensor in identities(images).items():
+                tensors[f"{split} {name}"] = tensor.contiguous()
+        self.checksum = checksum(tensors)
 
     def on_start(self, trainer: Trainer) -> None:
         config = trainer.config
@@ -120,23 +120,16 @@ class RunFolder(Callback):
             trainer.note(self.initial.sentence)
         with main_first():  # the others wait until the folder is held
             if self.is_main:
-                hold = create(self.run, config)
-                if self.resumed is not None:
-                    hold = resume(self.run, self.resumed)
-                self.stack.enter_context(hold)
+                is_new = self.resumed is None
+                self.stack.enter_context(hold(self.run, self.resumed or config, is_new))
                 # That of an older model, where a finished run goes on.
                 (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
         self.description["options"] = saved_options(trainer.model)
         self.description["task"] = trainer.task.name
         # Properties that must be the same when the run is resumed, by name.
-        settings = config.flat()
-        for name in RESUME_OVERRIDES:
-            del settings[name]
-        self.fingerprint = {
-            **settings,
-            "threads": self.run.environment.get("threads"),
-            **self.data,
-        }
+        settings = {k: v for k, v in config.flat().items() if k not in RESUME_OVERRIDES}
+        threads = self.run.environment.get("threads")
+        self.fingerprint = settings | {"threads": threads, DATA: self.checksum}
         trainer.checkpoint = self.run.checkpoint_path
         if self.is_main:
             self._restore(trainer)
@@ -215,7 +208,7 @@ class RunFolder(Callback):
         if ranks.world_size == 1:
             return
         updater = trainer.updater
-        if len(set(ranks.gather(self.data["checksum of images and labels"]))) > 1:
+        if len(set(ranks.gather(self.checksum))) > 1:
             raise TrainingError(
                 "data: expected the same images and labels in all processes, got different ones"
             )
@@ -262,51 +255,38 @@ def check_new(run: Run) -> None:
 
 
 @contextmanager
-def create(run: Run, config: TrainConfig) -> Iterator[None]:
-    """Hold the folder of a new run; after an error without a checkpoint it is removed.
+def hold(run: Run, config: TrainConfig, is_new: bool = True) -> Iterator[None]:
+    """Hold the folder of a run; after an error without a checkpoint that of a new one is removed.
 
     Args:
-        run: that is not there yet.
-        config: the resolved configuration.
+        run: that is not there yet, or goes on.
+        config: the resolved configuration. Of a run that is extended, it takes the place of the one
+            in the folder, and the figures of the test images are removed.
+        is_new: whether the run begins.
 
     Raises:
-        RunError: there is a run already, or the folder cannot be made.
+        RunError: there is a run already, another process holds the folder, or it cannot be made.
         TrainingError: the folder cannot be written to.
     """
     with exclusive(run.path):
-        _check_empty(run)
+        if is_new:
+            _check_empty(run)
         try:
-            make_folder(run.checkpoint_path.parent)
-            write_json(run.path / ENVIRONMENT_FILE, environment())
-            # The configuration comes last: it makes the folder a run.
-            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
+            make_folder(run.checkpoint_path.parent)  # copying may leave out empty folders
+            if is_new:
+                write_json(run.path / ENVIRONMENT_FILE, environment())
+            elif run.environment.get("threads") is None:
+                write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
+            if not is_new and config != run.config:
+                (run.path / EVALUATION_FILE).unlink(missing_ok=True)
+            if is_new or config != run.config:
+                # The configuration comes last: it makes the folder a run.
+                write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
             yield
         except Exception:
-            _discard_empty(run)
+            if is_new:
+                _discard_empty(run)
             raise
-
-
-@contextmanager
-def resume(run: Run, config: TrainConfig | None = None) -> Iterator[None]:
-    """Hold the folder of a run that goes on; a lost environment is written anew.
-
-    Args:
-        run: to continue.
-        config: of a run that is extended; it takes the place of the one in the folder. The figures
-            of the test images, which are those of the shorter training, are then removed.
-
-    Raises:
-        RunError: another process holds it.
-        TrainingError: the folder cannot be written to.
-    """
-    with exclusive(run.path):
-        make_folder(run.checkpoint_path.parent)  # copying may leave out empty folders
-        if run.environment.get("threads") is None:
-            write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
-        if config is not None and config != run.config:
-            (run.path / EVALUATION_FILE).unlink(missing_ok=True)
-            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
-        yield
 
 
 def _check_empty(run: Run) -> None:
@@ -406,17 +386,16 @@ def load_state(
         RunError: there is no whole state, or it is one of another model, or of another fingerprint.
     """
     faults: list[str] = []
-    for file in (path, path.with_name(PREVIOUS_FILE)):
+    for file in filter(Path.exists, (path, path.with_name(PREVIOUS_FILE))):
         try:
             tensors, description = load_tensors(file)
             if not description.keys() >= {"fingerprint", "state"}:
                 raise RunError(f"{file}: is not the state of a training")
         except RunError as error:
-            if file.exists():
-                faults.append(str(error))
+            faults.append(str(error))
             continue
-        _check_fingerprint(file, description["fingerprint"], fingerprint)
         try:
+            _check_fingerprint(file, description["fingerprint"], fingerprint)
             state = TrainingState(**description["state"])
             state.check(total_steps)
             _restore(tensors, updater)
@@ -434,10 +413,8 @@ def load_state(
     return TrainingState(), ""
 
 
-def _check_fingerprint(path: Path, saved: Any, current: dict[str, Any]) -> None:
+def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise RunError for the first entry of the fingerprint that differs from the saved one."""
-    if not isinstance(saved, dict):
-        raise RunError(f"{path}: is not the state of a training")
     current = json.loads(json.dumps(current))
     *extensions, last_extension = current.get("extended_at") or [None]
     if saved.get("extended_at") == extensions and saved.get("epochs") == last_extension:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import take_weights
 from torchcaps.training.checkpoint import SEPARATOR, build_model, model_file
 from torchcaps.training.files import load_tensors, save_tensors
+from torchcaps.words import join_names
 
 MAX_NAMES = 3  # of new tensors, in a sentence
 
@@ -21,6 +22,7 @@ class InitialWeights:
     """Weights of another model, from which a training takes those that fit.
 
     Args:
+        model: takes the weights that fit; its others stay as they are.
         source: a run or a folder that `save` has written, a model file, or the name of a model
             whose weights come with the package.
         classes: names of the classes of the training. Where those of the source are others, the
@@ -29,35 +31,26 @@ class InitialWeights:
             exists, so that a run needs no other folder to continue.
 
     Attributes:
-        sentence: what was taken and what is new; empty before `load_into`.
+        sentence: what was taken and what is new.
 
     Raises:
         RunError: the source is absent, damaged, or no model.
+        ArgumentError: no weights fit.
     """
 
-    def __init__(self, source: str, classes: tuple[str, ...], copy: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        source: str,
+        classes: tuple[str, ...],
+        copy: Path | None = None,
+    ) -> None:
         self.source = source
         self.copy = copy
-        self.sentence = ""
         if copy is not None and copy.exists():
             self.tensors = load_tensors(copy)[0]
-            return
-        path = Path(source)
-        if not path.exists() and source in list_models(pretrained=True):
-            path = weights_file(source)
-        self.tensors, description = load_tensors(model_file(path))
-        if "model" not in description:
-            raise ArgumentError("init", f"expected a run or a model file, got {source}")
-        if description.get("classes") != list(classes):
-            for name in _class_weights(description):
-                del self.tensors[name]
-
-    def load_into(self, model: nn.Module) -> None:
-        """Load the weights that fit into a model; its others stay as they are.
-
-        Raises:
-            ArgumentError: no weights fit.
-        """
+        else:
+            self.tensors = _read_weights(source, classes)
         state = model.state_dict()
         loaded = take_weights(model, self.tensors)
         if not loaded:
@@ -67,19 +60,31 @@ class InitialWeights:
                 "and shape fits",
             )
         new = [name for name in state if name not in loaded]
-        names = ", ".join(new[:MAX_NAMES]) or "none"
-        rest = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
         count = sum(state[name].numel() for name in loaded)
         total = sum(tensor.numel() for tensor in state.values())
         self.sentence = (
             f"init: {len(loaded)} of {len(state)} tensors ({100 * count / total:.0f} % of the "
-            f"weights) come from {self.source}; new: {names}{rest}"
+            f"weights) come from {self.source}; new: {join_names(new, MAX_NAMES) or 'none'}"
         )
 
     def save_copy(self) -> None:
         """Keep the weights with the run. Raises TrainingError where that cannot be done."""
         if self.copy is not None and not self.copy.exists():
             save_tensors(self.copy, self.tensors, {"init": self.source})
+
+
+def _read_weights(source: str, classes: tuple[str, ...]) -> dict[str, Tensor]:
+    """The weights of a source that do not depend on its classes, unless these are the same."""
+    path = Path(source)
+    if not path.exists() and source in list_models(pretrained=True):
+        path = weights_file(source)
+    tensors, description = load_tensors(model_file(path))
+    if "model" not in description:
+        raise ArgumentError("init", f"expected a run or a model file, got {source}")
+    if description.get("classes") != list(classes):
+        for name in _class_weights(description):
+            del tensors[name]
+    return tensors
 
 
 def _class_weights(description: dict[str, Any]) -> list[str]:

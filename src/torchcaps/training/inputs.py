@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
+from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset, default_collate
 
 from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.dataset import numbered
@@ -38,6 +38,7 @@ TARGET_KEYS = {
 }
 # What a target without a name is, by its number of axes.
 TARGET_OF_AXES = {1: "label", 2: "labels", 3: "mask"}
+PICTURES = (Image.Image, str, Path)
 Array = ArrayLike | Tensor
 Pictures = Sequence[Image.Image | str | Path]
 Targets = Array | Sequence[str] | Mapping[str, Any]
@@ -45,22 +46,14 @@ Loader = TorchDataset[Any] | DataLoader[Any]
 Data = Dataset | tuple[Array | Pictures, Targets] | Array | Pictures | str | Path | Loader
 
 
-class ModelSizes(NamedTuple):
-    """What a model declares of its images and classes; None where it does not."""
+def model_size(model: Any, name: str) -> Any:
+    """A size that a model of the library declares; attributes of other modules mean other things.
 
-    img_size: tuple[int, int] | None = None
-    in_chans: int | None = None
-    num_classes: int | None = None
-
-
-UNKNOWN = ModelSizes()
-
-
-def model_sizes(model: Any) -> ModelSizes:
-    """The sizes of a model of the library; attributes of other modules mean other things."""
-    if not declares(model):
-        return ModelSizes()
-    return ModelSizes(*(getattr(model, name, None) for name in ModelSizes._fields))
+    Args:
+        model: any, or None.
+        name: "img_size", "in_chans" or "num_classes".
+    """
+    return getattr(model, name, None) if declares(model) else None
 
 
 def is_loader(data: Any) -> bool:
@@ -68,7 +61,7 @@ def is_loader(data: Any) -> bool:
     return isinstance(data, TorchDataset | DataLoader) and not isinstance(data, Dataset)
 
 
-def as_set(data: Data, labels: Any = None, sizes: ModelSizes = UNKNOWN) -> Dataset:
+def as_set(data: Data, labels: Any = None, model: Any = None) -> Dataset:
     """Images and what is known of them as a set in memory.
 
     Args:
@@ -79,7 +72,7 @@ def as_set(data: Data, labels: Any = None, sizes: ModelSizes = UNKNOWN) -> Datas
         labels: of images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`; the class
             of each pixel `[n, height, width]`; or a mapping of these and others by name, such as
             {"mask": masks}.
-        sizes: of the model. Pictures and paths are brought to its size and channels.
+        model: that the images are for. Pictures and paths are brought to its size and channels.
 
     Returns:
         The set; its inputs are "arrays" where floats leave [0, 1], as after a normalization.
@@ -92,7 +85,10 @@ def as_set(data: Data, labels: Any = None, sizes: ModelSizes = UNKNOWN) -> Datas
         if isinstance(data, Dataset):
             return data
         if isinstance(data, str | Path):
-            return load_dataset(data, "train", img_size=sizes.img_size, in_chans=sizes.in_chans)
+            img_size = model_size(model, "img_size")
+            return load_dataset(
+                data, "train", img_size=img_size, in_chans=model_size(model, "in_chans")
+            )
         if is_loader(data):
             return read_loader(data)
     images: Any = data
@@ -104,30 +100,25 @@ def as_set(data: Data, labels: Any = None, sizes: ModelSizes = UNKNOWN) -> Datas
             "expected a Dataset, a path, (images, labels), a DataLoader, or images with labels "
             f"beside them, got {type(data).__name__}",
         )
-    pixels = image_tensor(images, sizes)
-    classes, targets = target_tensors(labels, num_classes=sizes.num_classes)
+    pixels = image_tensor(images, model)
+    classes, targets = target_tensors(labels, num_classes=model_size(model, "num_classes"))
     return make_set(pixels, targets, classes)
 
 
 def make_set(
     pixels: Tensor, targets: Mapping[str, Tensor], classes: tuple[str, ...], name: str = NAME
 ) -> Dataset:
-    """A set of images `[n, channels, height, width]`, of arrays where floats leave [0, 1]."""
-    preprocess = Preprocess if are_pictures(pixels) else ArrayPreprocess
-    return Dataset(pixels, targets, classes, name, preprocess=preprocess)
-
-
-def are_pictures(pixels: Tensor) -> bool:
-    """Whether values are meant to be those of pictures.
+    """A set of images `[n, channels, height, width]`, of arrays where floats leave [0, 1].
 
     Whole numbers up to 255 as floats are pictures that are not scaled, which `Dataset` refuses.
     """
-    if not pixels.is_floating_point() or pixels.numel() == 0:
-        return True
-    low, high = pixels.aminmax()
-    if low >= 0 and high <= 1:
-        return True
-    return bool(low >= 0 and high <= 255 and (pixels == pixels.round()).all())
+    preprocess: type[Preprocess] = Preprocess
+    if pixels.is_floating_point() and pixels.numel():
+        low, high = pixels.aminmax()
+        highest = 255 if (pixels == pixels.round()).all() else 1
+        if low < 0 or high > highest:
+            preprocess = ArrayPreprocess
+    return Dataset(pixels, targets, classes, name, preprocess=preprocess)
 
 
 def target_tensors(
@@ -148,7 +139,7 @@ def target_tensors(
         ArgumentError: labels of other axes, or that are no classes.
     """
     targets: dict[str, Tensor] = {}
-    largest = 0
+    largest = (num_classes or 0) - 1
     for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
         name = TARGET_KEYS.get(key, key)
         array = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
@@ -160,41 +151,38 @@ def target_tensors(
                     f"got {list(array.shape)}",
                 )
             name = TARGET_OF_AXES[array.ndim]
-        if name == "label" and classes:
+        if name == "labels" and not np.isin(array, (0, 1)).all():
+            raise ArgumentError(
+                "labels", f"expected 0 and 1 [n, classes], got {array.min()} to {array.max()}"
+            )
+        if name == "label":
+            if not classes:
+                classes = class_names(array, num_classes)
             targets[name] = known_indices(array, classes)
-        elif name == "label":
-            classes, targets[name] = class_indices(array, num_classes)
-        elif name == "mask":
-            targets[name] = torch.as_tensor(array.astype(np.uint8))
-            largest = int(targets[name].max())
-        elif name == "labels":
-            if not np.isin(array, (0, 1)).all():
-                raise ArgumentError(
-                    "labels", f"expected 0 and 1 [n, classes], got {array.min()} to {array.max()}"
-                )
-            targets[name] = torch.as_tensor(array.astype(np.uint8))
-            largest = array.shape[1] - 1
-        else:
-            targets[name] = torch.as_tensor(array)
-    classes = classes or numbered("labels", max(largest, (num_classes or 0) - 1))
+            continue
+        if name in ("mask", "labels"):
+            array = array.astype(np.uint8)
+            largest = max(largest, array.shape[1] - 1 if name == "labels" else int(array.max()))
+        targets[name] = torch.as_tensor(array)
+    classes = classes or numbered("labels", largest)
     if "mask" in targets and "label" not in targets:
         targets["label"] = main_classes(targets["mask"], len(classes))
     return classes, targets
 
 
-def image_tensor(images: Any, sizes: ModelSizes = UNKNOWN) -> Tensor:
+def image_tensor(images: Any, model: Any = None) -> Tensor:
     """Images of any usual layout as uint8 or float32 `[n, channels, height, width]`.
 
     Args:
         images: as in `as_set`.
-        sizes: of the model, for pictures and paths.
+        model: to whose size pictures and paths are brought.
 
     Raises:
         ArgumentError: no images.
         DataError: a picture that cannot be read, or pictures of several sizes.
     """
-    if isinstance(images, list | tuple) and images and _is_picture(images[0]):
-        return _decode(images, sizes)
+    if isinstance(images, list | tuple) and images and isinstance(images[0], PICTURES):
+        return _decode(images, model)
     try:
         # numpy is asked first, because torch knows no uint16 in most of its functions.
         array = images if isinstance(images, Tensor) else np.asarray(images)
@@ -216,27 +204,21 @@ def image_tensor(images: Any, sizes: ModelSizes = UNKNOWN) -> Tensor:
     return pixels.contiguous()
 
 
-def _is_picture(image: Any) -> bool:
-    return isinstance(image, Image.Image | str | Path)
-
-
-def _decode(pictures: Pictures, sizes: ModelSizes) -> Tensor:
+def _decode(pictures: Pictures, model: Any) -> Tensor:
     """Pictures and paths, at the size of the model if it is known."""
     decoded = {}
     for index, picture in enumerate(pictures):
         name = str(picture) if isinstance(picture, str | Path) else f"image {index}"
         decoded[f"{index}: {name}"] = decode_image(
-            picture, sizes.img_size, sizes.in_chans, name=name
+            picture, model_size(model, "img_size"), model_size(model, "in_chans"), name=name
         )
     check_sizes(NAME, decoded)
     channels = max(len(image) for image in decoded.values())
     return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded.values()])
 
 
-def class_indices(
-    labels: Any, num_classes: int | None = None
-) -> tuple[tuple[str, ...], Int64[Tensor, " n"]]:
-    """Names of classes, and labels as indices into them.
+def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str, ...]:
+    """The names of the classes of labels, in natural order.
 
     Numbers from 0 are indices. Numbers that begin later, as 1 to 3, are names, unless all of them
     are indices of the model's classes.
@@ -245,41 +227,38 @@ def class_indices(
         labels: `[n]` whole numbers, or names.
         num_classes: of the model, if known.
 
-    Returns:
-        Names, in natural order, and indices.
-
     Raises:
         ArgumentError: other labels, or names that are not as many as the model's classes.
     """
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.dtype.kind == "f" and (array == np.rint(array)).all():
-        array = array.astype(np.int64)
-    if array.dtype.kind in "OUS" and all(isinstance(label, str) for label in array.ravel()):
-        array = array.astype(str)
-    elif array.dtype.kind not in "biu":
-        raise ArgumentError("labels", f"expected whole numbers or names, got {array.dtype}")
-    elif array.size == 0 or array.min() < 0:
-        lowest = array.min() if array.size else "none"
-        raise ArgumentError("labels", f"expected numbers from 0, or names, got {lowest}")
-    elif array.min() == 0 or (num_classes is not None and array.max() < num_classes):
-        classes = numbered("labels", max(int(array.max()), (num_classes or 0) - 1))
-        return classes, torch.as_tensor(array.astype(np.int64))
-    names = sorted(map(str, np.unique(array).tolist()), key=natural_key)
+    are_names = all(isinstance(label, str) for label in labels.ravel())
+    are_numbers = labels.dtype.kind in "biuf" and bool((labels == np.rint(labels)).all())
+    if labels.size == 0 or not (are_names or are_numbers) or (are_numbers and labels.min() < 0):
+        raise ArgumentError(
+            "labels", f"expected whole numbers from 0, or names, got {[*labels[:3]]}"
+        )
+    if are_numbers:
+        largest = int(labels.max())
+        if labels.min() == 0 or (num_classes is not None and largest < num_classes):
+            return numbered("labels", max(largest, (num_classes or 0) - 1))
+        labels = labels.astype(np.int64)
+    names = sorted(map(str, np.unique(labels.astype(str)).tolist()), key=natural_key)
     if num_classes is not None and len(names) != num_classes:
         raise ArgumentError(
             "labels",
             f"expected {num_classes} classes, as the model has, got {len(names)}; "
             f"build it with num_classes={len(names)}",
         )
-    return tuple(names), known_indices(array, tuple(names))
+    return tuple(names)
 
 
-def known_indices(labels: Any, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
-    """Labels as indices into classes that are known already.
+def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
+    """Labels `[n]`, whole numbers or names, as indices into classes that are known already.
 
     Raises ArgumentError for a label that is none of them.
     """
-    index = dict(zip(classes, range(len(classes)), strict=True))
+    index = {name: number for number, name in enumerate(classes)}
+    if labels.dtype.kind in "bf" and (labels == np.rint(labels)).all():
+        labels = labels.astype(np.int64)
     try:
         return torch.tensor([index[str(label)] for label in labels.tolist()])
     except KeyError as error:
@@ -319,20 +298,18 @@ def split_sample(sample: Any) -> tuple[Any, Any]:
     )
 
 
-def read_loader(data: Any, classes: tuple[str, ...] = (), name: str = "") -> Dataset:
+def read_loader(data: Any, classes: tuple[str, ...] = ()) -> Dataset:
     """All samples of a data set or a loader, in memory.
 
     Args:
         data: a map-style `Dataset`, or a `DataLoader` of one.
         classes: names of the classes; by default those of its labels.
-        name: of the set.
     """
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
-    batches = [split_sample(batch) for batch in loader]
-    images = torch.cat([image_tensor(batch_images) for batch_images, _ in batches])
-    labels = join_targets([batch_labels for _, batch_labels in batches])
-    classes, targets = target_tensors(labels, classes)
-    return make_set(images, targets, classes, name or type(loader.dataset).__name__)
+    images, labels = zip(*map(split_sample, loader), strict=True)
+    classes, targets = target_tensors(join_targets(labels), classes)
+    pixels = torch.cat([image_tensor(batch) for batch in images])
+    return make_set(pixels, targets, classes, type(loader.dataset).__name__)
 
 
 def join_targets(batches: Sequence[Any]) -> Any:
@@ -352,10 +329,7 @@ def dataset_targets(dataset: Any) -> Any:
         column = getattr(dataset, name, None)
         if not isinstance(column, Mapping | None) and len(column) == len(dataset):
             return np.asarray(column)[indices]
-    samples = [split_sample(dataset[index])[1] for index in indices]
-    if isinstance(samples[0], Mapping):
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
-    return np.stack(samples)
+    return default_collate([split_sample(dataset[index])[1] for index in indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,4 +362,4 @@ class Samples:
     def decode(self) -> Tensor:
         """The inputs, read now."""
         samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
-        return image_tensor(samples if _is_picture(samples[0]) else np.stack(samples))
+        return image_tensor(samples if isinstance(samples[0], PICTURES) else np.stack(samples))

@@ -23,23 +23,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import Batch, Dataset
-from torchcaps.distributed import Ranks, current, sync_batch_norms
+from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
-from torchcaps.training.batches import BatchSource
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.update import Updater
+
+if TYPE_CHECKING:
+    from torchcaps.training.loaders import LoaderBatches
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -72,29 +75,6 @@ class TrainingState:
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     loss_scale: dict[str, float] = field(default_factory=dict)
-
-    def add_losses(self, sums: Mapping[str, float]) -> None:
-        """Add summed losses, and the "count" of their images, to those of the epoch."""
-        for name, total in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + total
-
-    def update_best(self, score: float, loss: float, epoch: int) -> bool:
-        """Note an epoch if it is the best one: of the highest score, then of the lowest loss.
-
-        Args:
-            score: validation score of the epoch.
-            loss: its validation loss.
-            epoch: its number, counted from 1.
-
-        Returns:
-            Whether it is the best one so far.
-        """
-        is_best = (score, -loss) > (self.best_score, -self.best_loss)
-        if is_best:
-            self.best_score = score
-            self.best_loss = loss
-            self.best_epoch = epoch
-        return is_best
 
     def check(self, total_steps: int) -> None:
         """Raise ValueError for the first value that no training of `total_steps` steps has."""
@@ -132,8 +112,7 @@ class Trainer:
         is_stopped: whether the training was asked to stop; see `stop`.
         is_finished: whether it ends before its last epoch, by a rule of its own.
         error: that ended it.
-        steps_per_epoch, total_steps: numbers of steps.
-        planned_steps: steps without those that an extension added.
+        steps_per_epoch, total_steps, planned_steps: numbers of steps; the last without extensions.
         probe_step: number of steps after which a second start is decided.
     """
 
@@ -141,7 +120,7 @@ class Trainer:
         self,
         task: Task,
         config: TrainConfig,
-        batches: BatchSource,
+        batches: DatasetBatches | LoaderBatches,
         val_images: Dataset,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -161,8 +140,7 @@ class Trainer:
         convert_conv2d_weight_memory_format(task, torch.channels_last)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-
-        self.reads_each_step = _reads_each_step(self.updater, self.callbacks)
+        self.reads_each_step = reads_each_step(self.updater, self.callbacks)
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
@@ -178,8 +156,7 @@ class Trainer:
     def run(self) -> None:
         """Train from the state that a callback restores, or the start, to the last step.
 
-        Raises:
-            TrainingError: a loss, a validation metric or a weight is not finite.
+        Raises TrainingError where a loss, a validation metric or a weight is not finite.
         """
         started: list[Callback] = []
         settings = self.config.training
@@ -207,7 +184,12 @@ class Trainer:
         self.is_stopped = True
 
     def note(self, text: str, step: int = 0) -> None:
-        """Say what happened at a step, and keep it with the metrics."""
+        """Say what happened, and keep it with the metrics.
+
+        Args:
+            text: a sentence.
+            step: at which it happened.
+        """
         self.messages.append(text)
         self.notes.append({"kind": "note", "step": step, "text": text})
 
@@ -229,7 +211,6 @@ class Trainer:
         """Take the steps of an epoch that are not done yet, unless the training starts again."""
         state = self.state
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
-        # Of an epoch that a resumed run continues, the time since it was resumed.
         start = time.perf_counter()
         num_samples = 0
         for batch in self.batches.epoch(epoch, num_steps_done):
@@ -248,8 +229,7 @@ class Trainer:
                 return
             if is_epoch_end:
                 with self.updater.averaged():
-                    seconds = time.perf_counter() - start
-                    row = epoch_row(self, measure_speed(self.ranks, seconds, num_samples))
+                    row = epoch_row(self, num_samples, time.perf_counter() - start)
                     self.history.append(row)
                     for callback in self.callbacks:
                         callback.on_epoch(self, row)
@@ -263,7 +243,11 @@ class Trainer:
         return self.is_stopped or self.is_finished
 
     def step(self, batch: Batch) -> None:
-        """Take a step on a batch of all ranks, after which the state is that of the next one."""
+        """Take a step, after which the state is that of the next one.
+
+        Args:
+            batch: of all ranks together.
+        """
         state = self.state
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
@@ -271,7 +255,6 @@ class Trainer:
         lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
-
         scalars = {name: loss.detach() for name, loss in self.losses.items() if loss.dim() == 0}
         means = torch.stack([*scalars.values()])
         num_samples = self.ranks.shard_size(len(batch.indices))
@@ -293,7 +276,8 @@ class Trainer:
             count = torch.tensor([num_samples], dtype=torch.float64)
             totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             step_sums = dict(zip([*names, "count"], totals, strict=True))
-            self.state.add_losses(step_sums)
+            sums = self.state.sums
+            sums |= {name: sums.get(name, 0.0) + total for name, total in step_sums.items()}
             losses = mean_losses(step_sums)
             check_number(losses["loss"], "loss", step, self.checkpoint)
             self._unreported.append({"step": step + 1, **losses, "lr": lr})
@@ -302,14 +286,13 @@ class Trainer:
     def _report(self) -> None:
         """Tell the callbacks of the steps since the last call."""
         self._read_losses()
-        reports = [*self._unreported]
-        self._unreported.clear()
-        for losses in reports:
+        while self._unreported:
+            losses = self._unreported.pop(0)
             for callback in self.callbacks:
                 callback.on_step(self, losses)
 
 
-def _reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
+def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
     """Whether the losses of each step are read before the next one.
 
     A GPU works on steps after the host has left them, and a number that the host reads makes it
@@ -322,20 +305,15 @@ def _reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
     return updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
 
 
-def measure_speed(ranks: Ranks, seconds: float, num_samples: int) -> Row:
-    """Images per second; and of several processes, the samples and seconds of each."""
-    work = {"images": num_samples, "seconds": round(seconds, 2)}
-    if ranks.world_size == 1:
-        return {"images_per_second": round(num_samples / seconds, 1)}
-    works = ranks.gather(work)
-    total = sum(each["images"] for each in works)
-    return {"images_per_second": round(total / seconds, 1), "ranks": works}
-
-
-def epoch_row(trainer: Trainer, speed: Row) -> Row:
+def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
     """The row of an epoch that is done. Its sums of losses begin anew.
 
     The model has the averaged weights here, where there is an average.
+
+    Args:
+        trainer: of the training.
+        num_samples: of this rank in the epoch.
+        seconds: that they took.
     """
     state = trainer.state
     task = trainer.task
@@ -352,7 +330,16 @@ def epoch_row(trainer: Trainer, speed: Row) -> Row:
     warnings = []
     if state.step >= min(PROBE_STEP, trainer.total_steps // 2):
         warnings = task.warnings(outputs, state.step / trainer.total_steps)
+    # The best epoch has the highest score, and of several the lowest loss.
+    score = metrics[task.score]
+    loss = metrics["loss"]
+    is_best = (score, -loss) > (state.best_score, -state.best_loss)
     epoch = state.step // trainer.steps_per_epoch
+    if is_best:
+        state.best_score = score
+        state.best_loss = loss
+        state.best_epoch = epoch
+    works = trainer.ranks.gather({"images": num_samples, "seconds": round(seconds, 2)})
     row = {
         "kind": "epoch",
         "step": state.step,
@@ -361,11 +348,13 @@ def epoch_row(trainer: Trainer, speed: Row) -> Row:
         **{f"train_{name}": loss for name, loss in mean_losses(state.sums).items()},
         **{f"val_{name}": metric for name, metric in metrics.items()},
         "score": task.score,
-        "best": state.update_best(metrics[task.score], metrics["loss"], epoch),
+        "best": is_best,
         "warnings": warnings,
         "images": state.sums["count"],
-        **speed,
+        "images_per_second": round(sum(work["images"] for work in works) / seconds, 1),
     }
+    if len(works) > 1:  # samples and seconds of each process
+        row["ranks"] = works
     if state.restart:
         row["restart"] = state.restart
     state.sums = {}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.registry import Registry
 from torchcaps.settings import CHOICES, OptimizerSettings
 
@@ -194,25 +194,9 @@ def matching_names(setting: str, pattern: str, names: Iterable[str]) -> list[str
         names: of parameters.
 
     Raises:
-        ArgumentError: none matches. It lists patterns of the modules at the level where the pattern
-            leaves the names.
+        UnknownNameError: none matches.
     """
-    names = list(names)
     matches = [name for name in names if fnmatchcase(name, pattern)]
-    if matches:
-        return matches
-    prefix = ""
-    for part in pattern.split("."):
-        if not any(name.startswith(f"{prefix}{part}.") for name in names):
-            break
-        prefix += f"{part}."
-    alternatives: dict[str, None] = {}  # a set that keeps the order
-    for name in names:
-        if name.startswith(prefix):
-            module, dot, _ = name.removeprefix(prefix).partition(".")
-            alternatives[f"{prefix}{module}{'.*' if dot else ''}"] = None
-    raise ArgumentError(
-        setting,
-        f"expected a pattern of names of trained parameters, such as {', '.join(alternatives)}, "
-        f"got {pattern}, which matches none",
-    )
+    if not matches:
+        raise UnknownNameError(f"trained parameter of {setting}", pattern, names)
+    return matches

@@ -101,11 +101,9 @@ class Recipe:
             The configuration of the run.
 
         Raises:
-            UnknownNameError: the recipe has no such budget, or no such row within it.
+            KeyError: the recipe has no such budget.
             ValueError: settings that a run refuses.
         """
-        names = [entry.name for entry in self.rows_of(budget)]
-        check_known(f"row of {self.name} within {budget}", row.name, names)
         config = self.config
         for part in (self.budgets[budget].changes, row.changes, row.within.get(budget, {})):
             config = config.updated("recipe", **part)

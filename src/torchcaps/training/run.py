@@ -18,6 +18,7 @@ from torchcaps.training.files import (
     LAST_FILE,
     MODEL_FILE as MODEL_FILE,
     PREVIOUS_FILE,
+    read_json,
 )
 from torchcaps.words import duration, format_metric, in_words, numbers
 
@@ -83,22 +84,21 @@ class Run:
         """The resolved configuration. Raises RunError if it is damaged or of another format."""
         file = self.path / CONFIG_FILE
         try:
-            content = json.loads(read_text(file))
-            version = content.pop("format", None) if isinstance(content, dict) else FORMAT
+            content = read_json(file)
+            version = content.pop("format", None)
             if version != FORMAT:
                 raise ValueError(f"expected format {FORMAT}, got {version}")
             return TrainConfig.from_dict(content)
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise RunError(f"{file}: is no readable configuration ({error})") from error
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions and hardware of the machine that started the run; empty if they are lost."""
         try:
-            content = json.loads(read_text(self.path / ENVIRONMENT_FILE))
-        except (OSError, ValueError, RecursionError):
+            return read_json(self.path / ENVIRONMENT_FILE)
+        except (OSError, ValueError):
             return {}
-        return content if isinstance(content, dict) else {}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -171,11 +171,8 @@ class Run:
         if not file.exists():
             return None
         try:
-            content = json.loads(read_text(file))
-            if not isinstance(content, dict):
-                raise ValueError("it is no JSON object")
-            return content
-        except (OSError, ValueError, RecursionError) as error:
+            return read_json(file)
+        except (OSError, ValueError) as error:
             raise RunError(
                 f"{file}: is no readable evaluation ({error}); "
                 f"write it anew with: torchcaps evaluate {self.path}"

@@ -116,11 +116,11 @@ def _is_in_fold(images: Dataset, config: TrainConfig) -> Tensor:
         ArgumentError: only one of the settings is there, or there is no such fold.
     """
     settings = config.data
-    if settings.folds is None:
-        raise ArgumentError("fold", f"expected the number of folds beside it, got {settings.fold}")
-    if settings.fold is None:
+    if settings.folds is None or settings.fold is None:
         raise ArgumentError(
-            "folds", "expected the number of one fold beside it (fold), or cross_validate for all"
+            "fold",
+            f"expected the numbers of folds and of one fold, got {settings.folds} and "
+            f"{settings.fold}; cross_validate trains for all",
         )
     check_range("fold", settings.fold, low=1, high=settings.folds)
     folds = stratified_folds(
@@ -129,15 +129,15 @@ def _is_in_fold(images: Dataset, config: TrainConfig) -> Tensor:
     return folds == settings.fold - 1
 
 
-def load_images(config: TrainConfig, split: str, workers: int | None = None) -> Dataset:
+def load_images(config: TrainConfig, split: str) -> Dataset:
     """One split of the data set of a run, read as the run says.
 
     Args:
         config: of the run.
         split: "train", "test" or "val".
-        workers: processes that decode images on disk, where the run leaves them open.
     """
     settings = config.data
+    workers = settings.workers
     return load_dataset(
         settings.name,
         split,
@@ -145,17 +145,16 @@ def load_images(config: TrainConfig, split: str, workers: int | None = None) -> 
         img_size=settings.img_size,
         max_bytes=settings.max_bytes,
         storage=settings.storage,
-        workers=workers if settings.workers is None else settings.workers,
+        workers=default_workers(current().world_size) if workers is None else workers,
         **settings.options,
     )
 
 
-def read_images(config: TrainConfig, device: torch.device) -> tuple[TrainConfig, Dataset, Dataset]:
+def read_images(config: TrainConfig) -> tuple[TrainConfig, Dataset, Dataset]:
     """Read the images of a run.
 
     Args:
         config: of the run.
-        device: where they go.
 
     Returns:
         The configuration, in which `holdout` is None only where the official validation split is
@@ -164,10 +163,9 @@ def read_images(config: TrainConfig, device: torch.device) -> tuple[TrainConfig,
     Raises:
         DataError: they cannot be read, or one of the two sets would be empty.
     """
-    workers = default_workers(current().world_size)
-    images = load_images(config, "train", workers)
-    official_val = load_official_val(config, workers)
-    train_images, val_images = split(images, config, device, official_val)
+    images = load_images(config, "train")
+    official_val = load_official_val(config)
+    train_images, val_images = split(images, config, official_val)
     if official_val is None:
         return config.filled({"holdout": DEFAULT_HOLDOUT}), train_images, val_images
     note = (
@@ -177,28 +175,23 @@ def read_images(config: TrainConfig, device: torch.device) -> tuple[TrainConfig,
     return config, replace(train_images, notes=(*images.notes, note)), val_images
 
 
-def load_official_val(config: TrainConfig, workers: int | None = None) -> Dataset | None:
+def load_official_val(config: TrainConfig) -> Dataset | None:
     """The official validation split of the data set of a run; None where images are held out.
 
-    Args:
-        config: of the run; a `holdout` that it names comes first, and so do folds.
-        workers: see `load_images`.
+    A `holdout` that the run names comes first, and so do folds.
     """
     if config.data.holdout is not None or config.data.folds is not None:
         return None
     try:
-        return load_images(config, "val", workers)
+        return load_images(config, "val")
     except MissingSplitError:
         return None
 
 
 def split(
-    images: Dataset,
-    config: TrainConfig,
-    device: torch.device,
-    official_val: Dataset | None = None,
+    images: Dataset, config: TrainConfig, official_val: Dataset | None = None
 ) -> tuple[Dataset, Dataset]:
-    """Images to train on and images to validate with, on the device.
+    """Images to train on and images to validate with.
 
     Images to validate with are as the model sees them: where the run crops, the middle of each.
     Images to train on are cropped at random in each step.
@@ -207,29 +200,26 @@ def split(
         images: all training images. Those of the fold of the run are left out.
         config: has the seed; `holdout`, a share below 1 or a number of images to validate with;
             `per_class`, the number of images of each class to train on, None for all; and `crop`.
-        device: the device.
         official_val: images to validate with, instead of a part of `images`.
 
     Raises:
         DataError: one of the two sets would be empty.
     """
-    settings = config.data
     seed = config.training.seed
-    if official_val is None:
+    train_images, val_images = images, official_val
+    if val_images is None:
         train_images, val_images = outside_fold(images, config).train_val_split(
             holdout_amount(config), seed
         )
-    else:
-        train_images, val_images = images, official_val
-    if settings.per_class is not None:
-        indices = few_labels(train_images.labels, settings.per_class, seed)
-        train_images = train_images.subset(indices)
-    return train_images.to(device), cropped(val_images, settings.crop).to(device)
+    if config.data.per_class is not None:
+        rows = few_labels(train_images.labels, config.data.per_class, seed)
+        train_images = train_images.subset(rows)
+    return train_images, cropped(val_images, config.data.crop)
 
 
 def holdout_amount(config: TrainConfig) -> float:
     """What to hold out: an int is a number of images, a float a share."""
-    holdout = DEFAULT_HOLDOUT if config.data.holdout is None else config.data.holdout
+    holdout = config.data.holdout or DEFAULT_HOLDOUT
     return int(holdout) if holdout >= 1 else holdout
 
 

@@ -1,5 +1,6 @@
 """The number of processor threads of a training."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,9 @@ from timeit import repeat
 import torch
 
 from torchcaps.distributed import current
-from torchcaps.training.environment import check_threads
-from torchcaps.training.run import ENVIRONMENT_FILE, Run
+from torchcaps.errors import ArgumentError, check_range
 
+MAX_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 PAUSE = 0.03  # seconds, in which other programs come and go
 SLOWDOWN = 3.0  # time of all threads over that of one from which one is taken
 
@@ -33,8 +34,16 @@ def set_threads(argument: str, count: object) -> None:
     _default = 0
 
 
+def check_threads(argument: str, count: object) -> int:
+    """The count, if it is a number of threads that a machine can start; else ArgumentError."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ArgumentError(argument, f"expected a whole number, got {count!r}")
+    check_range(argument, count, low=1, high=max(MAX_THREADS, os.cpu_count() or 1))
+    return count
+
+
 @contextmanager
-def training_threads(device: torch.device, resumed: Run | None = None) -> Iterator[str]:
+def training_threads(device: torch.device, resumed: int | None = None) -> Iterator[str]:
     """While open, torch takes the threads of a resumed run, or one where all are far slower.
 
     Sums over threads differ in their last bits, so a run goes on with the number it was started
@@ -43,20 +52,16 @@ def training_threads(device: torch.device, resumed: Run | None = None) -> Iterat
 
     Args:
         device: of the training.
-        resumed: the run that goes on, if any.
+        resumed: the number of the run that goes on, if any.
 
     Yields:
         A sentence where one thread is taken, else "".
-
-    Raises:
-        ArgumentError: the number of the run is none that a machine can start.
     """
     count = before = torch.get_num_threads()
     sentence = ""
     if resumed is not None:
-        saved = resumed.environment.get("threads")
-        if saved is not None and _default:
-            count = check_threads(f"{resumed.path / ENVIRONMENT_FILE}: threads", saved)
+        if _default:
+            count = resumed
     elif _may_choose(device) and (slowdown := measure_slowdown()) >= SLOWDOWN:
         count = 1
         sentence = (

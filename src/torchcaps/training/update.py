@@ -26,7 +26,7 @@ from torchcaps.training.callbacks import copy_state
 from torchcaps.training.device import AUTOCAST, resolve_precision
 from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.transfer import to_device, widen
+from torchcaps.transfer import widen
 
 
 class TrainingStep(nn.Module):
@@ -154,8 +154,7 @@ class Updater:
 
     def trained_state(self) -> Mapping[str, Tensor]:
         """The state of the model without the average, also within `averaged`."""
-        trained = self.average.trained if self.average else {}
-        return trained or self.task.model.state_dict()
+        return (self.average and self.average.trained) or self.task.model.state_dict()
 
     def compute_gradients(
         self, batch: Batch, step: int, fraction_trained: float
@@ -177,7 +176,10 @@ class Updater:
             module.eval()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
         batch_size = len(batch.indices)
-        shard = take_shard(self.task.augment(batch, generator), batch_size, self.ranks)
+        shard = self.task.augment(batch, generator)
+        if self.ranks.world_size > 1:
+            # All ranks take part in a step: one without samples gets one that does not count.
+            shard = take_rows(shard, self.ranks.padded_shard(batch_size))
         num_samples = self.ranks.shard_size(batch_size)
         parts = self._split(shard, num_samples, batch_size)
 
@@ -256,20 +258,6 @@ class Updater:
         return torch.Generator(self.device).manual_seed(step_seed(self.config, step, stream))
 
 
-def take_shard(batch: Any, batch_size: int, ranks: Ranks) -> Any:
-    """This rank's samples of every tensor of a batch, which may be nested in tuples.
-
-    All ranks have to take part in a step: one with an empty shard gets a sample that does not count
-    (`exclude_padding_rows`).
-
-    Args:
-        batch: of all ranks together.
-        batch_size: its number of samples.
-        ranks: the processes.
-    """
-    return take_rows(batch, ranks.padded_shard(batch_size))
-
-
 def take_rows(batch: Any, rows: slice) -> Any:
     """These rows of every tensor of a batch, which may be nested in tuples."""
     return tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
@@ -283,14 +271,12 @@ def join_losses(parts: list[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]
     """
     if len(parts) == 1:
         return parts[0][0]
-    sizes = torch.tensor([size for _, size in parts], dtype=torch.float64)
-    shares = sizes / sizes.sum()
+    total = sum(size for _, size in parts)
     joined = {}
     for name, loss in parts[0][0].items():
-        tensors = [losses[name].detach() for losses, _ in parts]
         if loss.dim():
-            joined[name] = torch.cat(tensors)
+            joined[name] = torch.cat([losses[name].detach() for losses, _ in parts])
         else:
-            means = widen(torch.stack(tensors))
-            joined[name] = means @ to_device(shares.to(means.dtype), means.device)
+            means = [widen(losses[name].detach()) * (size / total) for losses, size in parts]
+            joined[name] = torch.stack(means).sum()
     return joined
