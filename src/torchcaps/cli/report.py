@@ -12,9 +12,7 @@ from torchcaps.cli.flags import (
     Json,
     Root,
     Run,
-    Threads,
     check_flag,
-    use_threads,
 )
 
 
@@ -67,7 +65,6 @@ def compare(
     adjust: Annotated[tuple[float, ...], Flag(is_list=True)] = (),
     root: Root = None,
     device: Device = "auto",
-    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Compare two methods: one is better, they are equally good, or the runs do not decide.
@@ -106,7 +103,6 @@ def compare(
     for p_value in adjust:
         check_flag("--adjust", p_value, low=0, high=1)
     difference = _read_margin(margin)
-    use_threads(threads)
     with counting("evaluating") as progress:
         comparison = tc.compare(
             runs,
@@ -144,7 +140,6 @@ def diagnose(
     images: int = 256,
     seed: int = 0,
     device: Device = "auto",
-    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Measure what the routing of a trained capsule network does, with a verdict for each measure.
@@ -157,7 +152,6 @@ def diagnose(
         seed: Seed of the choice of test images.
     """
     check_flag("--images", images, low=2)
-    use_threads(threads)
     diagnosis = tc.diagnose(
         run,
         data,
