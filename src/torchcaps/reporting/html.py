@@ -16,7 +16,7 @@ from torchcaps.reporting.answers import check_same_task
 from torchcaps.reporting.api import can_plot
 from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run
 from torchcaps.reporting.markup import names, page
-from torchcaps.reporting.subject import path_of
+from torchcaps.reporting.prediction import path_of
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.words import unique_suffixes
