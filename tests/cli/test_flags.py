@@ -88,7 +88,7 @@ CALLS = {
             "first": ("a", "b"),
             "second": ("c", "d"),
             "paired": True,
-            "margin": 0.25,
+            "margin": "0.25",
             "adjust": (0.5, 0.125),
             "root": "s",
             "device": "cpu",

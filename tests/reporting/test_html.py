@@ -131,7 +131,7 @@ def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
         str(bars),
         "20 × 18 pixels (width × height), gray",
         "3: 0 , 1 , 2",
-        "3 epochs of 42 images, batches of 16",
+        "3 of at most 3 epochs of 42 images, batches of 16",
         "thread",
         "chosen by validation",
         "of 12 images",
@@ -187,7 +187,7 @@ def test_markup_in_names_is_shown_as_text(finished, no_drawing):
         evaluation=evaluation,
         num_diagnosed=0,
         config=finished.config.updated(data="<data>&.npz"),
-        inputs=images,
+        images=images,
     )
     content = page(
         "<title> & more", sections.lead(hostile), sections.sections_of(hostile), "foot <&>"
@@ -245,7 +245,7 @@ def test_mistakes_name_their_files_where_the_images_have_some(finished, pictures
     activations[torch.arange(12), images.labels] = 0.5
     activations[6, 0] = 0.9
     evaluation = score(activations, images.labels, images.classes)
-    item = classes.mistakes(replace(finished, evaluation=evaluation, inputs=images))
+    item = classes.mistakes(replace(finished, evaluation=evaluation, images=images))
     assert item.heads[-1] == "File"
     [row] = item.rows
     assert row[:4] == ("1", "0", "0.500", "0.900")
@@ -258,12 +258,12 @@ def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finis
     activations = torch.tensor([0.9, 0.2, 0.1]).expand(12, 3)
     run = with_activations(finished, activations)
     summary = sections.summary(run).body
-    check_words(summary, "Never predicted", "1, 2", "accuracy 33.33 % (balanced)", "F1 0.1667")
+    check_words(summary, "Never predicted", "1, 2", "33.33 %", "0.1667")
     item = by_class(run.evaluation)
     assert "No image was taken for: 1, 2." in item.about
     assert item.heads[-2:] == ("F1", "AUROC")
     assert item.rows[0][-2:] == ("0.5000", "0.5000")
-    assert "Never predicted" not in sections.summary(with_truth(finished)).body
+    assert sections.score_rows(with_truth(finished))["Never predicted"] == "none"
 
 
 def with_truth(run):
@@ -393,7 +393,7 @@ def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_d
         parts["summary"],
         "probabilities; no capsules; no decoder",
         "trained with the cross entropy loss",
-        f"{evaluated.evaluation.loss:.4f}, mean cross entropy loss of an image",
+        f"{evaluated.evaluation.loss:.4f}, mean cross entropy loss",
     )
     assert "The loss is the cross entropy loss" in parts["curves"]
     assert "its largest output" in parts["calibration"]
@@ -431,15 +431,14 @@ def pairs_run(finished, bars):
         num_images=len(pairs),
         evaluation=task.evaluate(pairs),
         num_diagnosed=8,
-        inputs=pairs,
+        images=pairs,
     )
 
 
 def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run, monkeypatch):
     activations = torch.full((len(pairs_run.images), 3), 0.9)
-    activations.scatter_(
-        1, pairs_run.labels, torch.tensor([[0.8, 0.1]]).expand(len(activations), 2)
-    )
+    labels = classes.class_rows(pairs_run.labels)
+    activations.scatter_(1, labels, torch.tensor([[0.8, 0.1]]).expand(len(activations), 2))
     monkeypatch.setattr(type(pairs_run), "activations", activations)
     assert {row[2:] for row in classes.mistakes(pairs_run).rows} == {("0.100", "0.900")}
 
@@ -462,7 +461,7 @@ def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
 
 def test_runs_on_images_of_two_classes_are_compared(pairs_run, finished, no_drawing):
     runs = {"a": pairs_run, "b": pairs_run}
-    assert "all of their classes found" in side_by_side.figures(runs).body
+    assert "All classes found" in side_by_side.figures(runs).body
     assert "needs one class an image" in side_by_side.classes(runs).body
     with pytest.raises(RunError, match="the task classify, and .* for multilabel"):
         check_same_task([pairs_run, finished])
@@ -582,7 +581,7 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
     cropped = replace(finished.images, inputs=finished.images.images[..., 1:])
-    smaller = replace(finished, inputs=cropped)
+    smaller = replace(finished, images=cropped)
     assert have_same_images(finished, smaller)
     elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
     assert not have_same_images(finished, elsewhere)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, counting, print_json, show
+from torchcaps.cli.console import UsageError, counting, print_json, show, usage
 from torchcaps.cli.flags import (
     Data,
     Device,
@@ -84,6 +84,8 @@ def compare(
         adjust: p-values of the other comparisons that are read together with this one, for Holm's
             correction.
     """
+    from torchcaps.reporting.answers import read_margin
+
     if not others:
         if len(runs) != 2:
             raise UsageError(f"runs: expected two run folders, or --with, got {len(runs)}")
@@ -102,13 +104,14 @@ def compare(
     _check_different((*runs, *others))
     for p_value in adjust:
         check_flag("--adjust", p_value, low=0, high=1)
-    difference = _read_margin(margin)
+    with usage():
+        read_margin(margin)
     with counting("evaluating") as progress:
         comparison = tc.compare(
             runs,
             others,
             adjust=adjust,
-            margin=difference,
+            margin=margin,
             paired=paired,
             root=root,
             device=device,
@@ -116,19 +119,6 @@ def compare(
         )
     show(json, comparison.to_dict(), comparison.table().lines, comparison.verdict)
     return 0
-
-
-def _read_margin(text: str) -> str | float:
-    """A share such as 10% as it is, a difference in accuracy as a number; else `UsageError`."""
-    is_share = text.endswith("%")
-    try:
-        number = float(text.removesuffix("%")) / (100 if is_share else 1)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1:
-        expected = "expected a share such as 10%, or a difference in accuracy such as 0.01"
-        raise UsageError(f"--margin: {expected}, got {text}")
-    return text if is_share else number
 
 
 def diagnose(
