@@ -39,7 +39,7 @@ def test_train_and_predict(bars, tmp_path):
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")
     first_words = [line.split()[0] for line in trained.stderr.splitlines()]
-    assert first_words == ["training", "capsnet:", "epoch", "epoch", "epoch"]
+    assert first_words == ["training", "epoch", "epoch", "epoch"]
     run = tmp_path / "runs" / "capsnet-bars"
     assert len(list((run / "plots").glob("*.png"))) == 6
     assert leftovers(run) == []

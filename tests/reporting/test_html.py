@@ -435,11 +435,11 @@ def pairs_run(finished, bars):
     )
 
 
-def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run, monkeypatch):
+def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run):
     activations = torch.full((len(pairs_run.images), 3), 0.9)
     labels = classes.class_rows(pairs_run.labels)
     activations.scatter_(1, labels, torch.tensor([[0.8, 0.1]]).expand(len(activations), 2))
-    monkeypatch.setattr(type(pairs_run), "activations", activations)
+    vars(pairs_run)["activations"] = activations
     assert {row[2:] for row in classes.mistakes(pairs_run).rows} == {("0.100", "0.900")}
 
 

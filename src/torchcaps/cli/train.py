@@ -109,7 +109,7 @@ def train(
 def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, json: bool) -> None:
     """Evaluate a run on the test images, and its control beside it where there is one."""
     run = tc.training.Run(folder)
-    options = {"root": config.data.root, "device": config.training.device}
+    options: dict[str, Any] = {"root": config.data.root, "device": config.training.device}
     evaluation = tc.evaluate(run, output=folder, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
     lines = [*evaluation.table().lines]
