@@ -74,10 +74,8 @@ def run_experiment(
     if table and recipe is not None:
         raise UsageError(f"--table: expected no recipe beside it, got {recipe}")
     tc.training.keep_memory()
-    if recipe is None:
-        names = [name for name in tc.training.list_recipes() if name.startswith("field-")]
-    else:
-        names = [recipe]
+    field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
+    names = field if recipe is None else [recipe]
     results: Any = []
     for loaded in [tc.training.load_recipe(name) for name in names]:
         with stoppable("the same command continues it", loaded.name) as callbacks:
