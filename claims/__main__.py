@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from claims.protocol import Claim, list_claims, load_claim
@@ -23,7 +22,7 @@ from claims.table import arms_table, claims_table, judge_claims
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note, print_json, print_table, print_wrapped
 from torchcaps.cli.flags import use_threads
-from torchcaps.cli.reproduce import until_stopped
+from torchcaps.cli.signals import stoppable
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 from torchcaps.training import keep_memory
 
@@ -90,19 +89,18 @@ def run(flags: argparse.Namespace) -> int:
     if flags.run:
         use_threads(flags.threads)  # one, because many claims are trained side by side
         keep_memory()
-        train = partial(
-            run_claims,
-            claims,
-            results,
-            work=work,
-            budget=flags.budget,
-            minutes=flags.minutes,
-            root=flags.root,
-            device=flags.device,
-        )
-        finished = until_stopped("claims", train)
-        if isinstance(finished, int):
-            return finished
+        with stoppable("the same command continues it", "claims") as callbacks:
+            run_claims(
+                claims,
+                results,
+                work=work,
+                budget=flags.budget,
+                minutes=flags.minutes,
+                root=flags.root,
+                device=flags.device,
+                callbacks=callbacks,
+                started=note,
+            )
     finished_of = {claim.name: read_results(claim, results, flags.budget) for claim in claims}
     if flags.json:
         verdicts = judge_claims(claims, finished_of)

@@ -159,10 +159,10 @@ def _wrong_values(name: str, call: Any) -> Iterator[str]:
     from torchcaps.data import dataset_info
     from torchcaps.training import load_recipe
 
-    first, second = (*call.positional, None, None)[:2]
+    first, second = (*call.args, None, None)[:2]
     if name == "train" and not str(first).endswith(".toml"):
-        options = parse_options(call.flags.get("option", ()))
-        config = resolve(first, call.flags["settings"], options)
+        options = parse_options(call.keywords.get("option", ()))
+        config = resolve(first, call.keywords["settings"], options)
         yield from _wrong_settings(config)
     elif name == "reproduce" and first is not None and not first.endswith(".toml"):
         load_recipe(first)

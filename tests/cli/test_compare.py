@@ -75,12 +75,12 @@ class TestCompare:
             ),
             (
                 ("a-0", "--with", "b-0", "--margin", "0"),
-                "--margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
+                "margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
                 "got 0",
             ),
             (
                 ("a-0", "b-0", "--margin", "half"),
-                "--margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
+                "margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
                 "got half",
             ),
             (

@@ -12,11 +12,11 @@ from typing import Literal, get_args, get_origin
 import pytest
 import torch
 
-from torchcaps.cli.flags import Flag, kinds_of
+from torchcaps.cli.flags import kinds_of
 from torchcaps.cli.main import COMMANDS, DESCRIPTION
-from torchcaps.cli.parser import _list_arguments, parse
+from torchcaps.cli.parser import WITHOUT_THREADS, list_arguments, parse
 from torchcaps.cli.settings import WITHOUT_FLAG, resolve
-from torchcaps.settings import TrainConfig, known_settings
+from torchcaps.settings import known_settings
 
 # Words of a command, the function that it calls, and the arguments of this call. Paths are text.
 CALLS = {
@@ -88,7 +88,7 @@ CALLS = {
             "first": ("a", "b"),
             "second": ("c", "d"),
             "paired": True,
-            "margin": 0.25,
+            "margin": "0.25",
             "adjust": (0.5, 0.125),
             "root": "s",
             "device": "cpu",
@@ -151,8 +151,8 @@ CALLS = {
 }
 # Flags that decide what is printed, or that a test of their own reads.
 ELSEWHERE = {
-    *("json", "jsonl", "csv", "parquet", "output_file", "modules"),
-    *("resume", "control", "print_config", "list", "table", "run", "minutes", "results"),
+    *("json", "jsonl", "csv", "parquet", "output_file"),
+    *("resume", "control", "print_config", "list", "table"),
 }
 
 
@@ -164,8 +164,8 @@ class Reached(Exception):
 def test_every_flag_reaches_its_argument(name, command, monkeypatch):
     words, target, expected = CALLS[name]
     words = shlex.split(words)
-    arguments = _list_arguments(name, COMMANDS[name], is_short=False)
-    has_threads = "threads" in [argument.name for argument in arguments]
+    arguments = list_arguments(COMMANDS[name], is_short=False)
+    has_threads = name not in WITHOUT_THREADS
     if has_threads:
         words += ["--threads", "2"]
     home, _, function = f"torchcaps.{target}".rpartition(".")
@@ -187,11 +187,11 @@ def test_every_flag_reaches_its_argument(name, command, monkeypatch):
         assert [str(part) if isinstance(part, Path) else part for part in got] == values, argument
     assert num_threads == (2 if has_threads else 1)
     flags = {word for word in words if word.startswith("--")}
-    for argument in arguments:
-        if argument.parameter == "settings" or argument.is_positional:
+    for key, argument in arguments.items():
+        if key in known_settings() or argument.is_positional:
             continue
-        option = f"--{argument.flag.name or argument.name}".replace("_", "-")
-        assert {option, option.replace("--", "--no-")} & flags or argument.name in ELSEWHERE
+        option = f"--{argument.flag.name or key}".replace("_", "-")
+        assert {option, option.replace("--", "--no-")} & flags or key in ELSEWHERE
 
 
 def sample(kind, default):
@@ -226,14 +226,14 @@ def test_every_setting_reaches_the_configuration(name):
     if value is False:
         flag = flag.replace("--", "--no-")
     call = parse(COMMANDS, ["train", "capsnet", flag, *words], DESCRIPTION)
-    assert call.flags["settings"] == {name: value}
-    config = resolve("capsnet", call.flags["settings"], {})
-    assert config == TrainConfig.of(model="capsnet", **{name: value})
-    assert config.flat()[name] != TrainConfig().flat()[name]
+    settings = call.keywords["settings"]
+    assert settings == {name: value}
+    before = resolve("capsnet", {}, {}).flat()
+    assert resolve("capsnet", settings, {}).flat() == before | {name: value}
+    assert value != before[name]
 
 
 def test_a_flag_is_described_by_the_docstring_of_its_command():
     for name, function in COMMANDS.items():
-        for argument in _list_arguments(name, function, is_short=False):
-            assert isinstance(argument.flag, Flag)
-            assert argument.flag.help.endswith("."), (name, argument.name)
+        for key, argument in list_arguments(function, is_short=False).items():
+            assert argument.flag.help.endswith("."), (name, key)

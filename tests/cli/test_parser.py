@@ -52,14 +52,14 @@ def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--epoch", "3"], "unknown flag --epoch; did you mean --epochs?"),
-        (["--epochs", "x"], "--epochs: expected a whole number, got 'x'"),
-        (["--lr", "fast"], "--lr: expected a number, got 'fast'"),
-        (["--precision", "fp8"], "--precision: expected auto, fp32, tf32, bf16 or fp16, got 'fp8'"),
+        (["--epoch", "3"], "unknown flag '--epoch'; did you mean '--epochs'"),
+        (["--epochs", "x"], "--epochs: expected INT, got 'x'"),
+        (["--lr", "fast"], "--lr: expected FLOAT, got 'fast'"),
+        (["--precision", "fp8"], "--precision: expected auto|fp32|tf32|bf16|fp16, got 'fp8'"),
         (["--epochs"], "--epochs: expected one argument"),
         (["more"], "expected no further words, got more"),
         (["--no-flip=1"], "--flip/--no-flip: ignored explicit argument '1'"),
-        (["--img-size", "32", "--crop", "40x40"], "--crop: expected a whole number"),
+        (["--img-size", "32", "--crop", "40x40"], "--crop: expected INT, got '40x40'"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentence):
@@ -72,7 +72,7 @@ def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentenc
     ("words", "sentence"),
     [
         ([], "expected a command"),
-        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
         (["train"], "the following arguments are required: NAME"),
     ],
 )

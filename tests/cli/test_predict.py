@@ -147,7 +147,7 @@ class TestResults:
         ("words", "sentence"),
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
-            (("--unknown-below", "low"), "--unknown-below: expected a number or auto, got 'low'"),
+            (("--unknown-below", "low"), "--unknown-below: expected FLOAT|auto, got 'low'"),
             (("--unknown-below", "2"), "unknown_below: expected between 0 and 1, got 2.0"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
             (

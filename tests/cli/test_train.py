@@ -197,8 +197,8 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
     ("flags", "sentence"),
     [
         (("--epochs", 0), "epochs: expected at least 1, got 0"),
-        (("--img-size", "5x"), "--img-size: expected 32|32x48, got '5x'"),
-        (("--milestones", "1,a"), "--milestones: expected 10,20,..., got '1,a'"),
+        (("--img-size", "5x"), "--img-size: expected INTxINT|INT, got '5x'"),
+        (("--milestones", "1,a"), "--milestones: expected INT,..., got '1,a'"),
         (("--flip=yes",), "--flip/--no-flip: ignored explicit argument 'yes'"),
         (("--threads", 0), "--threads: expected between 1 and 256, got 0"),
         (("--output", ""), "--output: expected a value, got an empty word"),

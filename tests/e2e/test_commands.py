@@ -17,17 +17,18 @@ from .commands import ENVIRONMENT, PLAIN, SMALL, TORCHCAPS, run_command
 NO_TORCH = """
 import sys
 from torchcaps.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit as stop:
-    assert stop.code == {status}, stop.code
+for words, expected in ((["--help"], 0), (["trian"], 2)):
+    try:
+        status = main(words)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == expected, (words, status)
 print(sorted(name for name in ("torch", "numpy", "matplotlib", "PIL") if name in sys.modules))
 """
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["trian"], 2)])
-def test_help_and_a_wrong_command_line_do_not_wait_for_torch(words, status, tmp_path):
-    line = [sys.executable, "-c", NO_TORCH.format(status=status), *words]
+def test_help_and_a_wrong_command_line_do_not_wait_for_torch(tmp_path):
+    line = [sys.executable, "-c", NO_TORCH]
     process = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert process.stdout.splitlines()[-1] == "[]"
 
@@ -38,7 +39,7 @@ def test_train_and_predict(bars, tmp_path):
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")
     first_words = [line.split()[0] for line in trained.stderr.splitlines()]
-    assert first_words == ["training", "capsnet:", "epoch", "epoch", "epoch"]
+    assert first_words == ["training", "epoch", "epoch", "epoch"]
     run = tmp_path / "runs" / "capsnet-bars"
     assert len(list((run / "plots").glob("*.png"))) == 6
     assert leftovers(run) == []

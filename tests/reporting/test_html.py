@@ -131,7 +131,7 @@ def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
         str(bars),
         "20 × 18 pixels (width × height), gray",
         "3: 0 , 1 , 2",
-        "3 epochs of 42 images, batches of 16",
+        "3 of at most 3 epochs of 42 images, batches of 16",
         "thread",
         "chosen by validation",
         "of 12 images",
@@ -258,12 +258,12 @@ def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finis
     activations = torch.tensor([0.9, 0.2, 0.1]).expand(12, 3)
     run = with_activations(finished, activations)
     summary = sections.summary(run).body
-    check_words(summary, "Never predicted", "1, 2", "accuracy 33.33 % (balanced)", "F1 0.1667")
+    check_words(summary, "Never predicted", "1, 2", "33.33 %", "0.1667")
     item = by_class(run.evaluation)
     assert "Never predicted: 1, 2." in item.about
     assert item.heads[-2:] == ("F1", "AUROC")
     assert item.rows[0][-2:] == ("0.5000", "0.5000")
-    assert "Never predicted" not in sections.summary(with_truth(finished)).body
+    assert sections.score_rows(with_truth(finished))["Never predicted"] == "none"
 
 
 def with_truth(run):
@@ -393,7 +393,7 @@ def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_d
         parts["summary"],
         "probabilities; no capsules; no decoder",
         "trained with the cross entropy loss",
-        f"{evaluated.evaluation.loss:.4f}, mean cross entropy loss of an image",
+        f"{evaluated.evaluation.loss:.4f}, mean cross entropy loss",
     )
     assert "The loss is the cross entropy loss" in parts["curves"]
     assert "its largest output" in parts["calibration"]
@@ -464,7 +464,7 @@ def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
 
 def test_runs_on_images_of_two_classes_are_compared(pairs_run, finished, no_drawing):
     runs = {"a": pairs_run, "b": pairs_run}
-    assert "all of their classes found" in side_by_side.figures(runs).body
+    assert "All classes found" in side_by_side.figures(runs).body
     assert "needs one class an image" in side_by_side.classes(runs).body
     with pytest.raises(RunError, match="the task classify, and .* for multilabel"):
         check_same_task([pairs_run, finished])

@@ -8,7 +8,6 @@ from PIL import Image
 from torchcaps import viz
 from torchcaps.errors import DataError, RunError
 from torchcaps.reporting import perturb_run, pictures, reconstruct_run
-from torchcaps.reporting.pictures import _file_names
 
 
 @pytest.fixture
@@ -93,11 +92,6 @@ def test_a_grid_for_each_own_image_even_of_the_same_name(run, photos, drawing_ca
     paths = perturb_run(run, [photos], output=folder)
     assert paths == paths_in(folder, "perturb_x.png", "perturb_x-2.png", "perturb_y.png")
     assert sorted(paths) == sorted(folder.iterdir())
-
-
-def test_names_of_files_are_safe_and_differ_in_more_than_case():
-    files = _file_names(["a/b", "a b", "A_B", "ünï", "a_b-2", "..", ""])
-    assert files == ["a_b", "a_b-2", "A_B-3", "ünï", "a_b-2-2", "__", ""]
 
 
 @pytest.mark.parametrize("draw", [reconstruct_run, perturb_run])

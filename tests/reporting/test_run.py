@@ -149,6 +149,7 @@ def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
     assert not (run / "plots").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
     evaluate(Run(blind), output=blind)
     assert names_of_plots(blind) == {*PLOTS} - {"reconstructions"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torchcaps as tc
 
@@ -10,13 +11,6 @@ if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
 
 FOLDER = "control"  # within the run's
-
-
-class Trained(NamedTuple):
-    """A trained model, and its evaluation on the test images."""
-
-    run: tc.training.Run
-    evaluation: Any  # of a classifier
 
 
 def control_config(config: TrainConfig) -> TrainConfig:
@@ -43,13 +37,12 @@ def has_control(run: tc.training.Run) -> bool:
 
 
 def compare_with_control(
-    first: Trained, control: Trained
+    evaluations: Mapping[tc.training.Run, Any],
 ) -> tuple[list[tuple[str, ...]], str, dict[str, Any]]:
     """Both models side by side.
 
     Args:
-        first: the model in question.
-        control: its control.
+        evaluations: that of the run in question, then that of its control.
 
     Returns:
         The rows of a table, the heading first; the verdict; and a document of both.
@@ -57,12 +50,12 @@ def compare_with_control(
     from torchcaps.models.notebook import parameter_count
     from torchcaps.words import duration, percent
 
-    comparison = tc.compare(first.evaluation, control.evaluation)
     rows: list[tuple[str, ...]] = [("model", "accuracy", "weights of the head", "training")]
-    for run, evaluation in (first, control):
+    for run, evaluation in evaluations.items():
         model: Any = tc.load(run.path)
         seconds = duration(run.seconds) if run.seconds else "-"
         count = f"{parameter_count(model.head):,}"
         rows.append((run.config.model.name, percent(evaluation.accuracy), count, seconds))
-    document = control.evaluation.to_dict() | {"run": str(control.run.path)}
+    comparison = tc.compare(*evaluations.values())
+    document = evaluation.to_dict() | {"run": str(run.path)}
     return rows, comparison.verdict, document | {"comparison": comparison.to_dict()}

@@ -13,9 +13,6 @@ import torchcaps as tc
 from torchcaps.cli.console import UsageError, usage
 from torchcaps.errors import check_range
 
-WORDS = {int: "a whole number", float: "a number"}
-SIZE = "32|32x48"  # of a size, which is a number or a pair
-
 
 class Flag(NamedTuple):
     """How an argument of a command is written, where its name and type do not say it.
@@ -41,19 +38,15 @@ class Argument(NamedTuple):
     """An argument of a command line.
 
     Attributes:
-        name: of the value.
         kind: type of the value.
         default: where the command line does not name it; `Parameter.empty` for none.
         flag: how it is written.
-        parameter: of the command, which may hold several arguments.
         is_positional: it is no flag.
     """
 
-    name: str
     kind: Any
     default: Any
     flag: Flag
-    parameter: str
     is_positional: bool = False
 
 
@@ -70,17 +63,21 @@ Data = Annotated[str | None, Flag("Data set, by name or path; by default the run
 Root = Annotated[str | None, Flag("Folder that is searched first for a named data set.")]
 Device = Annotated[str, Flag("auto, cpu, cuda, ...")]
 Json = Annotated[bool, Flag("Print JSON instead of text.")]
-Threads = Annotated[int | None, Flag("Processor threads; by default torch's choice.")]
-Modules = Annotated[
-    tuple[str, ...],
-    Flag(
-        "Module or .py file to import first, which registers things of your own; may be given "
-        "several times.",
-        "MODULE",
-        "import",
-        is_rare=True,
+# Arguments of all commands, where they have none of this name.
+SHARED = {
+    "threads": Argument(int, None, Flag("Processor threads; by default torch's choice.")),
+    "modules": Argument(
+        tuple[str, ...],
+        (),
+        Flag(
+            "Module or .py file to import first, which registers things of your own; may be given "
+            "several times.",
+            "MODULE",
+            "import",
+            is_rare=True,
+        ),
     ),
-]
+}
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -89,22 +86,20 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def format_type(hint: Any) -> str:
-    """What a value of a type looks like in the help: `INT`, `auto|fp32` for words."""
+    """What a value of a type looks like in the help: `INT`, `INTxINT`, `auto|fp32` for words."""
     texts: list[str] = []
     for kind in kinds_of(hint):
-        match get_origin(kind) or kind:
-            case origin if origin is NoneType:
-                pass
-            case origin if origin is Literal:
-                texts += map(str, get_args(kind))
-            case origin if origin is dict:
-                texts.append("NAME=VALUE,...")
-            case origin if origin is tuple and Ellipsis not in get_args(kind):
-                return SIZE
-            case origin if origin is tuple:
-                texts.append("NAME,..." if str in get_args(kind) else "10,20,...")
-            case origin:
-                texts.append("PATH" if origin is Path else origin.__name__.upper())
+        parts = get_args(kind)
+        if get_origin(kind) is Literal:
+            texts += parts
+        elif get_origin(kind) is dict:
+            texts.append("NAME=VALUE,...")
+        elif Ellipsis in parts:
+            texts.append(f"{format_type(parts[0])},...")
+        elif parts:
+            texts.append("x".join(map(format_type, parts)))
+        elif kind is not NoneType:
+            texts.append(kind.__name__.upper())
     return "|".join(texts)
 
 
@@ -112,42 +107,29 @@ def parse_value(hint: Any, word: str) -> Any:
     """The value of a type that a word of the command line stands for.
 
     Raises:
-        argparse.ArgumentTypeError: it stands for none.
+        argparse.ArgumentTypeError: it stands for none. So does an empty word, which comes from a
+            variable that is not set; as a path it would be the current folder.
     """
-    metavar = format_type(hint)
-    if metavar == SIZE:
-        sides = _parse_numbers(word.split("x"), metavar)
-        return sides[0] if len(sides) == 1 else sides
-    expected: list[str] = []
+    if not word:
+        raise argparse.ArgumentTypeError("expected a value, got an empty word")
     for kind in kinds_of(hint):
-        if kind is NoneType:
-            continue
-        if get_origin(kind) is Literal:
-            if word in get_args(kind):
-                return word
-            expected += get_args(kind)
-        elif get_origin(kind) is dict:
-            return parse_options(word.split(","))
-        elif get_origin(kind) is tuple:
-            parts = tuple(word.split(","))
-            return parts if str in get_args(kind) else _parse_numbers(parts, metavar)
-        elif kind not in WORDS:
-            return kind(word)
-        else:
-            try:
+        parts = get_args(kind)
+        try:
+            if get_origin(kind) is Literal:
+                if word in parts:
+                    return word
+            elif get_origin(kind) is dict:
+                return parse_options(word.split(","))
+            elif Ellipsis in parts:
+                return tuple(map(parts[0], word.split(",")))
+            elif parts:
+                sides = zip(parts, word.split("x"), strict=True)
+                return tuple(part(side) for part, side in sides)
+            elif kind is not NoneType:
                 return kind(word)
-            except ValueError:
-                expected.append(WORDS[kind])
-    *others, last = expected
-    choices = f"{', '.join(others)} or {last}" if others else last
-    raise argparse.ArgumentTypeError(f"expected {choices}, got {word!r}")
-
-
-def _parse_numbers(parts: Sequence[str], metavar: str) -> tuple[int, ...]:
-    """Whole numbers from words."""
-    if not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected {metavar}, got {','.join(parts)!r}")
-    return tuple(map(int, parts))
+        except ValueError:
+            pass  # the next one
+    raise argparse.ArgumentTypeError(f"expected {format_type(hint)}, got {word!r}")
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

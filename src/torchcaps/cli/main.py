@@ -33,7 +33,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": lists.models,
     "recipes": lists.recipes,
     "data": data.data,
-    "reproduce": reproduce.reproduce,
+    "reproduce": reproduce.run_experiment,
     "doctor": lists.doctor,
 }
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
@@ -87,9 +87,9 @@ def run_command(
             print(f"torchcaps {tc.__version__}")
             return 0
         with sigterm_as_exit(), context:
-            command, positional, flags = parse(COMMANDS, arguments, DESCRIPTION)
-            with hinted(*positional, *flags.values()):
-                status = command(*positional, **flags)
+            command = parse(COMMANDS, arguments, DESCRIPTION)
+            with hinted(*command.args, *command.keywords.values()):
+                status = command()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:

@@ -6,30 +6,28 @@ import argparse
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
+from dataclasses import is_dataclass
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import LINE_WIDTH, UsageError, note
 from torchcaps.cli.flags import (
+    SHARED,
     Argument,
     Flag,
-    Modules,
-    Threads,
     format_type,
     kinds_of,
     parse_value,
     use_threads,
 )
 from torchcaps.cli.settings import Settings, list_settings
-from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
+from torchcaps.errors import TorchcapsError, UnknownNameError, check_known, one_line
 
 Command = Callable[..., int]
 HELP = ("-h", "--help")
@@ -46,24 +44,9 @@ SYNONYMS = {
 }
 WITHOUT_THREADS = ("models", "recipes", "data", "import", "doctor")  # commands that compute nothing
 HELP_COLUMN = 28  # of the descriptions of flags
-SHARED = ""  # in place of the parameter of a command: an argument that all commands have
 
 
-class Call(NamedTuple):
-    """A command with its arguments.
-
-    Attributes:
-        command: returns the exit status.
-        positional: arguments by position.
-        flags: arguments by name, those that the command line names.
-    """
-
-    command: Command
-    positional: list[Any]
-    flags: dict[str, Any]
-
-
-def parse(commands: Mapping[str, Command], words: Sequence[str], description: str) -> Call:
+def parse(commands: Mapping[str, Command], words: Sequence[str], description: str) -> partial[int]:
     """The call that a command line asks for.
 
     Args:
@@ -72,60 +55,56 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
         description: of the program, for its help.
 
     Returns:
-        The command with its arguments, which is not run yet.
+        The command with its arguments, which is not run yet; it returns the exit status.
 
     Raises:
         UsageError: the command line is wrong.
+        UnknownNameError: there is no such command or flag.
         SystemExit: of status 0, after help.
     """
     name = "".join(words[:1])
     if name in HELP:
         print(_list_commands(commands, description))
         raise SystemExit(0)
-    if name not in commands:
-        problem = f"unknown command {name!r}{_suggestion(name, commands)}"
-        raise UsageError(f"{problem if name else 'expected a command'}; see torchcaps --help")
-    words = _normalize(words[1:])
+    if not name:
+        raise UsageError("expected a command; see torchcaps --help")
+    check_known("command", name, commands)
+    words = [*map(_normalize, words[1:])]
     import_modules(words)
-    is_short = HELP_ALL not in words
-    arguments = _list_arguments(name, commands[name], is_short)
-    parser = _make_parser(name, commands[name], arguments, is_short)
+    parser = _make_parser(name, commands[name], is_short=HELP_ALL not in words)
     values, unknown = parser.parse_known_intermixed_args(words)
     if unknown and unknown[0].startswith("-"):
         known = [option for action in parser._actions for option in action.option_strings]
-        parser.error(
-            f"unknown flag {unknown[0]}{_suggestion(unknown[0], known)}; a flag of a plug-in needs "
-            "--import MODULE"
-        )
+        hint = f"see {parser.prog} --help; a flag of a plug-in needs --import MODULE"
+        raise UnknownNameError("flag", unknown[0], known, hint)
     if unknown:
         parser.error(f"expected no further words, got {' '.join(unknown)}")
-    return _make_call(commands[name], arguments, vars(values))
+    return _make_call(commands[name], vars(values))
 
 
-def _make_call(command: Command, arguments: Sequence[Argument], values: Mapping[str, Any]) -> Call:
+def _make_call(command: Command, values: Mapping[str, Any]) -> partial[int]:
     """The call of a command with these values of arguments, by name."""
-    members: dict[str, dict[str, Any]] = {}  # by the parameter that they belong to
-    for argument in arguments:
-        if argument.name in values:
-            value = values[argument.name]
-            value = tuple(value) if isinstance(value, list) else value
-            members.setdefault(argument.parameter, {})[argument.name] = value
-    if "threads" in members.get(SHARED, {}):
-        use_threads(members[SHARED]["threads"])
-
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    use_threads(values.get("threads"))
     hints = get_type_hints(command)
-    call = Call(command, [], {})
+    positional = []
+    flags = {}
     for name, parameter in inspect.signature(command).parameters.items():
-        values = members.get(name, {})
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            call.positional.append(values.get(name, ()))
-        elif hints[name] == Settings:
-            call.flags[name] = values
+        members: Any = ()
+        if hints[name] == Settings:
+            members = list_settings(is_short=True)
         elif is_dataclass(hints[name]):
-            call.flags[name] = hints[name](**values)
-        else:
-            call.flags.update(values)
-    return call
+            members = inspect.signature(hints[name]).parameters
+        if members:
+            chosen = {member: values[member] for member in members if member in values}
+            flags[name] = hints[name](**chosen) if is_dataclass(hints[name]) else chosen
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(values.get(name, ()))
+        elif name in values:
+            flags[name] = values[name]
+    return partial(command, *positional, **flags)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -136,26 +115,22 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
-def _make_parser(
-    name: str, command: Command, arguments: Sequence[Argument], is_short: bool
-) -> _Parser:
+def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
     """The parser of a command; what a command line does not name is left to the command.
 
     Args:
         name: of the command.
         command: its function.
-        arguments: its arguments.
         is_short: leave rare flags out of the help.
     """
+    arguments = list_arguments(command, is_short)
+    for key, argument in SHARED.items():
+        if key != "threads" or name not in WITHOUT_THREADS:
+            arguments.setdefault(key, argument)
     paragraphs = _read_docstring(command)[0].split("\n\n")
-    usage = f"torchcaps {name}"
-    for argument in arguments:
-        if argument.is_positional:
-            usage += f" {argument.flag.metavar or argument.name.upper()}"
     parser = _Parser(
         prog=f"torchcaps {name}",
-        usage=f"{usage} [FLAGS]",
-        description="\n\n".join(map(partial(textwrap.fill, width=LINE_WIDTH), paragraphs)),
+        description="\n\n".join(textwrap.fill(text, LINE_WIDTH) for text in paragraphs),
         formatter_class=partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN
         ),
@@ -163,16 +138,22 @@ def _make_parser(
         allow_abbrev=False,
         add_help=False,
     )
-    for argument in arguments:
-        _add_argument(parser, argument, is_short)
+    usage = ["%(prog)s"]
+    for key, argument in arguments.items():
+        action = _add_argument(parser, key, argument, is_short)
+        if argument.is_positional:
+            usage.append(str(action.metavar))
+    parser.usage = " ".join([*usage, "[FLAGS]"])
     parser.add_argument(*HELP, action="help", help="Print the common flags.")
     parser.add_argument(HELP_ALL, action="help", help="Print every flag.")
     return parser
 
 
-def _add_argument(parser: _Parser, argument: Argument, is_short: bool) -> None:
+def _add_argument(
+    parser: _Parser, name: str, argument: Argument, is_short: bool
+) -> argparse.Action:
     """Add an argument of a command to its parser."""
-    name, kind, default, flag, _, is_positional = argument
+    kind, default, flag, is_positional = argument
     is_several = get_origin(kind) is tuple and not flag.is_word
     if is_several:
         kind = get_args(kind)[0]
@@ -187,59 +168,44 @@ def _add_argument(parser: _Parser, argument: Argument, is_short: bool) -> None:
             options["nargs"] = "*"
         elif default is not inspect.Parameter.empty:
             options |= {"nargs": "?", "default": default}
-        parser.add_argument(name, **options)
-        return
+        return parser.add_argument(name, **options)
     if is_several:
         options |= {"action": "extend", "nargs": "+"} if flag.is_list else {"action": "append"}
     if bool in kinds_of(kind):
         is_off = default is False and not flag.is_word
-        options = {"help": options["help"], "action": argparse.BooleanOptionalAction}
-        if is_off:
-            options["action"] = "store_true"
+        action = "store_true" if is_off else argparse.BooleanOptionalAction
+        options = {"help": options["help"], "action": action}
     elif default not in (None, "", (), {}):
         options["help"] += f" (default: {default})"
     options["help"] = options["help"].replace("%", "%%")
     if flag.is_rare and is_short:
         options["help"] = argparse.SUPPRESS
     option = f"--{flag.name or name}".replace("_", "-")
-    parser.add_argument(option, dest=name, **options)
+    return parser.add_argument(option, dest=name, **options)
 
 
-def _list_arguments(name: str, command: Command, is_short: bool) -> list[Argument]:
-    """The arguments of a command.
+def list_arguments(target: Any, is_short: bool) -> dict[str, Argument]:
+    """The arguments that a command takes, or a dataclass among its parameters, by name.
 
-    They have `--import`, and `--threads` where something is computed.
+    Args:
+        target: the function, or the class.
+        is_short: describe each setting by its first clause.
     """
-    hints = get_type_hints(command, include_extras=True)
-    about = _read_docstring(command)[1]
-    arguments: list[Argument] = []
-    for key, parameter in inspect.signature(command).parameters.items():
-        hint = hints[key]
+    hints = get_type_hints(target, include_extras=True)
+    about = _read_docstring(target)[1]
+    arguments: dict[str, Argument] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        hint = hints[name]
         if hint == Settings:
-            arguments += list_settings(key, is_short)
+            arguments |= list_settings(is_short)
         elif is_dataclass(hint):
-            members_about = _read_docstring(hint)[1]
-            member_hints = get_type_hints(hint, include_extras=True)
-            for member in fields(hint):
-                kind, flag = _read_hint(member_hints[member.name], members_about.get(member.name))
-                arguments.append(Argument(member.name, kind, member.default, flag, key))
+            arguments |= list_arguments(hint, is_short)
         else:
-            kind, flag = _read_hint(hint, about.get(key))
+            kind, flag = get_args(hint) if get_origin(hint) is Annotated else (hint, Flag())
+            flag = flag._replace(help=about.get(name, flag.help))
             is_positional = parameter.kind is parameter.POSITIONAL_ONLY
-            arguments.append(Argument(key, kind, parameter.default, flag, key, is_positional))
-    shared = {"threads": Threads, "modules": Modules}
-    if "threads" in hints or name in WITHOUT_THREADS:
-        del shared["threads"]
-    for key, hint in shared.items():
-        kind, flag = _read_hint(hint)
-        arguments.append(Argument(key, kind, None, flag, SHARED))
+            arguments[name] = Argument(kind, parameter.default, flag, is_positional)
     return arguments
-
-
-def _read_hint(hint: Any, about: str | None = None) -> tuple[Any, Flag]:
-    """The type of an argument, and how it is written, with what a docstring says about it."""
-    kind, flag = get_args(hint) if get_origin(hint) is Annotated else (hint, Flag())
-    return kind, flag if about is None else flag._replace(help=about)
 
 
 def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
@@ -252,47 +218,24 @@ def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
     return text, about
 
 
-def _normalize(words: Sequence[str]) -> list[str]:
-    """The words of a command line with flags by their names here.
-
-    Raises:
-        UsageError: a word is empty, which comes from a variable that is not set; as a path it would
-            be the current folder.
-    """
-    normalized = []
-    place = "command line"
-    for word in words:
-        written, equals, value = word.partition("=")
-        is_flag = written.startswith("--")
-        if is_flag:
-            place = written.replace("_", "-")
-            place = SYNONYMS.get(place, place)
-            word = place + equals + value
-        if not word or (is_flag and equals and not value):
-            raise UsageError(f"{place}: expected a value, got an empty word")
-        if not is_flag:
-            place = "command line"
-        normalized.append(word)
-    return normalized
+def _normalize(word: str) -> str:
+    """A word of a command line, as a flag by its name here."""
+    name, equals, value = word.partition("=")
+    if not name.startswith("--"):
+        return word
+    name = name.replace("_", "-")
+    return f"{SYNONYMS.get(name, name)}{equals}{value}"
 
 
 def _list_commands(commands: Mapping[str, Command], description: str) -> str:
     """The help of the program: a line for each command."""
     lines = [description, "", "commands:"]
     for name, command in commands.items():
-        summary = (inspect.getdoc(command) or "").partition("\n\n")[0].replace("\n", " ")
-        indent = " " * 14
-        heading = f"  {name:<12}"
+        summary = _read_docstring(command)[0].partition("\n\n")[0]
         lines.append(
-            textwrap.fill(summary, LINE_WIDTH, initial_indent=heading, subsequent_indent=indent)
+            textwrap.fill(f"  {name:<11} {summary}", LINE_WIDTH, subsequent_indent=" " * 14)
         )
     return "\n".join([*lines, "", "torchcaps COMMAND --help describes a command."])
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean --epochs?`, or nothing."""
-    similar = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def find_values(flag: str, arguments: Sequence[str]) -> list[str]:

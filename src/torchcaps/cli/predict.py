@@ -3,7 +3,7 @@
 import glob
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -77,10 +77,7 @@ def predict(
     from torchcaps.reporting.prediction import Predictor
 
     run, inputs = _split_paths(paths)
-    flags = []
-    for name, choice in vars(results).items():
-        if choice:
-            flags.append(f"--{name.replace('_', '-')}")
+    flags = [f"--{name.replace('_', '-')}" for name, choice in vars(results).items() if choice]
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size
@@ -152,9 +149,10 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
     from torchcaps.reporting.row_files import columns, csv_lines, json_lines, open_row_file
 
     if file := results.output_file or results.parquet:
-        with usage():
-            row_file = open_row_file(file, top_k)
-        with row_file as write_row, counting("predicting") as progress:
+        with ExitStack() as stack:
+            with usage():
+                write_row = stack.enter_context(open_row_file(file, top_k))
+            progress = stack.enter_context(counting("predicting"))
             numbers = count(1)
 
             def write(row: Row) -> None:

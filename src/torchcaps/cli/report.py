@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, counting, print_json, show
+from torchcaps.cli.console import UsageError, counting, print_json, show, usage
 from torchcaps.cli.flags import (
     Data,
     Device,
@@ -12,9 +12,7 @@ from torchcaps.cli.flags import (
     Json,
     Root,
     Run,
-    Threads,
     check_flag,
-    use_threads,
 )
 
 
@@ -67,7 +65,6 @@ def compare(
     adjust: Annotated[tuple[float, ...], Flag(is_list=True)] = (),
     root: Root = None,
     device: Device = "auto",
-    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Compare two methods: one is better, they are equally good, or the runs do not decide.
@@ -87,6 +84,8 @@ def compare(
         adjust: p-values of the other comparisons that are read together with this one, for Holm's
             correction.
     """
+    from torchcaps.reporting.answers import read_margin
+
     if not others:
         if len(runs) != 2:
             raise UsageError(f"runs: expected two run folders, or --with, got {len(runs)}")
@@ -105,14 +104,14 @@ def compare(
     _check_different((*runs, *others))
     for p_value in adjust:
         check_flag("--adjust", p_value, low=0, high=1)
-    difference = _read_margin(margin)
-    use_threads(threads)
+    with usage():
+        read_margin(margin)
     with counting("evaluating") as progress:
         comparison = tc.compare(
             runs,
             others,
             adjust=adjust,
-            margin=difference,
+            margin=margin,
             paired=paired,
             root=root,
             device=device,
@@ -120,19 +119,6 @@ def compare(
         )
     show(json, comparison.to_dict(), comparison.table().lines, comparison.verdict)
     return 0
-
-
-def _read_margin(text: str) -> str | float:
-    """A share such as 10% as it is, a difference in accuracy as a number; else `UsageError`."""
-    is_share = text.endswith("%")
-    try:
-        number = float(text.removesuffix("%")) / (100 if is_share else 1)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1:
-        expected = "expected a share such as 10%, or a difference in accuracy such as 0.01"
-        raise UsageError(f"--margin: {expected}, got {text}")
-    return text if is_share else number
 
 
 def diagnose(
@@ -144,7 +130,6 @@ def diagnose(
     images: int = 256,
     seed: int = 0,
     device: Device = "auto",
-    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Measure what the routing of a trained capsule network does, with a verdict for each measure.
@@ -157,7 +142,6 @@ def diagnose(
         seed: Seed of the choice of test images.
     """
     check_flag("--images", images, low=2)
-    use_threads(threads)
     diagnosis = tc.diagnose(
         run,
         data,

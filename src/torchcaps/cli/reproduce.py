@@ -1,8 +1,6 @@
 """torchcaps reproduce."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +12,8 @@ from torchcaps.cli.console import (
     print_table,
     print_wrapped,
 )
-from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
-from torchcaps.cli.signals import graceful_stop, ignore_signals
+from torchcaps.cli.flags import Json, Root, check_flag
+from torchcaps.cli.signals import stoppable
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,9 @@ class Extent:
 
     Attributes:
         budget: small: at most ten minutes on 2 processor cores, the default; hour: at most one;
-            full: as published, the default of claims.
+            full: as published.
         seeds: How many seeds of each row.
         row: Only rows whose name contains this; may be given several times.
-        run: Of claims: train what is missing; without it, print what is there.
-        minutes: Of claims: start no training after so many minutes.
-        results: Of claims: folder of their results.
     """
 
     budget: Literal["small", "hour", "full"] = "small"
@@ -37,7 +32,7 @@ class Extent:
     row: tuple[str, ...] = ()
 
 
-def reproduce(
+def run_experiment(
     recipe: str | None = None,
     /,
     list: bool = False,
@@ -46,7 +41,6 @@ def reproduce(
     root: Root = None,
     output: Path = Path("reproductions"),
     device: str | None = None,
-    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Run a published experiment and compare its figures with the published ones.
@@ -67,6 +61,7 @@ def reproduce(
     from torchcaps.reproduction import (
         field_tables,
         read_results,
+        reproduce,
         results_table,
         viewpoint_lines,
         write_field,
@@ -78,12 +73,23 @@ def reproduce(
     check_flag("--seeds", extent.seeds, low=1)
     if table and recipe is not None:
         raise UsageError(f"--table: expected no recipe beside it, got {recipe}")
-    use_threads(threads)
     tc.training.keep_memory()
     field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
-    results = _run(field if recipe is None else [recipe], extent, root, output, device)
-    if isinstance(results, int):
-        return results
+    names = field if recipe is None else [recipe]
+    results: Any = []
+    for loaded in [tc.training.load_recipe(name) for name in names]:
+        with stoppable("the same command continues it", loaded.name) as callbacks:
+            results += reproduce(
+                loaded,
+                extent.budget,
+                output=output,
+                seeds=extent.seeds,
+                rows=extent.row,
+                root=root,
+                device=device,
+                callbacks=callbacks,
+                started=note,
+            )
     all_results = read_results(output)
     files = [write_table(all_results, output)]
     if table:
@@ -102,73 +108,20 @@ def reproduce(
     return 0
 
 
-def _run(
-    names: Sequence[str],
-    extent: Extent,
-    root: str | None,
-    output: Path,
-    device: str | None,
-) -> list[Any] | int:
-    """The results of these recipes, or the status of a command that a signal stopped."""
-    from torchcaps.reproduction import reproduce
-
-    results: list[Any] = []
-    for recipe in [tc.training.load_recipe(name) for name in names]:
-        run = partial(
-            reproduce,
-            recipe,
-            extent.budget,
-            output=output,
-            seeds=extent.seeds,
-            rows=extent.row,
-            root=root,
-            device=device,
-        )
-        finished = until_stopped(recipe.name, run)
-        if isinstance(finished, int):
-            return finished
-        results += finished
-    return results
-
-
-def until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
-    """Run trainings under a bar until they end or a signal comes.
-
-    Args:
-        name: of the bar.
-        run: takes `callbacks` and `started`; see `reproduce`.
-
-    Returns:
-        What `run` returns, or the exit status after a signal.
-    """
-    with graceful_stop() as caught:
-        try:
-            return run(
-                callbacks=[
-                    tc.training.StopWhen(lambda: bool(caught)),
-                    tc.training.ProgressBar(name),
-                ],
-                started=note,
-            )
-        except tc.training.Interrupted as stop:
-            ignore_signals()
-            note(f"{stop}; the same command continues it")
-            return 128 + caught[0]
-
-
 def _list(json: bool) -> int:
     """Print the experiments with their cost."""
-    experiments = []
+    experiments: list[dict[str, Any]] = []
     for name in tc.training.list_recipes():
         recipe = tc.training.load_recipe(name)
-        experiment: dict[str, Any] = {
-            "name": name,
-            "title": recipe.title,
-            "published": recipe.published,
-            "rows": [row.name for row in recipe.rows],
-            "budgets": {name: budget.cost for name, budget in recipe.budgets.items()},
-        }
-        experiments.append(experiment)
+        experiments.append(
+            {
+                "name": name,
+                "title": recipe.title,
+                "published": recipe.published,
+                "rows": [row.name for row in recipe.rows],
+                "budgets": {name: budget.cost for name, budget in recipe.budgets.items()},
+            }
+        )
     if json:
         print_json(experiments)
         return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,19 +38,18 @@ COMMON = frozenset(
 Settings = Mapping[str, Any]  # the settings that a command line names
 
 
-def list_settings(parameter: str, is_short: bool) -> Iterator[Argument]:
-    """The settings that a command line may change, as arguments of a command.
+def list_settings(is_short: bool) -> dict[str, Argument]:
+    """The settings that a command line may change, as arguments of a command, by name.
 
     Args:
-        parameter: of the command.
         is_short: describe each by its first clause.
     """
     from torchcaps.data.augment import ordered_augmentations
-    from torchcaps.settings import TrainConfig, known_settings
+    from torchcaps.settings import known_settings
 
     augmentations = ordered_augmentations()
     switches = {name for augmentation in augmentations for name in augmentation.switches}
-    defaults = TrainConfig().flat()
+    arguments = {}
     for name, setting in known_settings().items():
         if name in WITHOUT_FLAG:
             continue
@@ -62,7 +61,8 @@ def list_settings(parameter: str, is_short: bool) -> Iterator[Argument]:
         if not re.match(r"\w+[:,]", about):  # a value comes first
             about = about[0].upper() + about[1:]
         flag = Flag(about.removesuffix(".") + ".", is_rare=name not in COMMON, is_word=True)
-        yield Argument(name, setting.type, defaults[name], flag, parameter)
+        arguments[name] = Argument(setting.type, setting.default, flag)
+    return arguments
 
 
 def resolve(recipe_or_model: str, settings: Settings, options: Mapping[str, Any]) -> TrainConfig:

@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from types import FrameType
+from typing import Any
+
+import torchcaps as tc
+from torchcaps.cli.console import note
 
 STOPPING = "stopping after this step; the state will be saved"
 
@@ -39,7 +43,7 @@ def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
     """
     caught: list[int] = []
 
-    def note(number: int, _: FrameType | None) -> None:
+    def catch(number: int, _: FrameType | None) -> None:
         if caught and rank is None:
             ignore_signals()
             raise SystemExit(128 + number)
@@ -49,8 +53,35 @@ def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
             os.write(2, f"{STOPPING}{advice}\n".encode())
         caught.append(number)
 
-    with _handling(note, signal.SIGINT, signal.SIGTERM):
+    with _handling(catch, signal.SIGINT, signal.SIGTERM):
         yield caught
+
+
+@contextmanager
+def stoppable(advice: str, title: str = "training") -> Iterator[list[Any]]:
+    """Trainings with a bar, which a first signal stops after their step.
+
+    Args:
+        advice: on how they go on.
+        title: of the bar.
+
+    Yields:
+        Their callbacks.
+
+    Raises:
+        SystemExit: of status 130 or 143, after a signal.
+    """
+    from torchcaps.distributed import current
+
+    ranks = current()
+    with graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught:
+        try:
+            yield [tc.training.StopWhen(lambda: bool(caught)), tc.training.ProgressBar(title)]
+        except tc.training.Interrupted as stop:
+            ignore_signals()
+            note(f"{stop}; {advice}")
+            number = caught[0] if caught else signal.SIGINT  # another process may have got it
+            raise SystemExit(128 + number) from stop
 
 
 def ignore_signals() -> None:

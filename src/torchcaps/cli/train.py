@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torchcaps as tc
 from torchcaps import plugins
-from torchcaps.cli.console import (
-    UsageError,
-    note,
-    note_without_plots,
-    show,
-    usage,
-)
-from torchcaps.cli.control import (
-    FOLDER,
-    Trained,
-    compare_with_control,
-    control_config,
-    has_control,
-)
-from torchcaps.cli.flags import RARE, Flag, parse_options, use_threads
+from torchcaps.cli.console import UsageError, note, note_without_plots, show, usage
+from torchcaps.cli.control import FOLDER, compare_with_control, control_config, has_control
+from torchcaps.cli.flags import RARE, Flag, parse_options
 from torchcaps.cli.parser import hinted
 from torchcaps.cli.settings import Settings, format_recipe, resolve
-from torchcaps.cli.signals import graceful_stop, ignore_signals
+from torchcaps.cli.signals import stoppable
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
@@ -71,7 +57,6 @@ def train(
     """
     from torchcaps.distributed import current
 
-    use_threads(threads)
     ranks = current()
     options = parse_options(option)
     config = resolve(recipe_or_model, settings, options)
@@ -83,124 +68,71 @@ def train(
         raise UsageError(f"--control: expected a model with a control, got {config.model.name}")
     if keep_memory:
         tc.training.keep_memory()
-    if config.data.folds is not None and config.data.fold is None:
-        if output is None:
-            output = tc.training.default_folder(config, recipe_or_model, resume)
-        return _cross_validate(config, settings, output, resume, json)
-    folder, resume = ranks.broadcast(_find_folder(config, recipe_or_model, output, resume))
-    run = tc.training.Run(folder)
-    data = config.data
+    has_folds = config.data.folds is not None and config.data.fold is None
+    folder = output or tc.training.default_folder(config, recipe_or_model, resume)
+    if resume and not has_folds and not tc.training.run.is_run(folder):
+        note(f"{folder}: nothing to resume; starting")
+        resume = False
+    folder, resume = ranks.broadcast((folder, resume))
+    if has_folds:
+        with hinted(folder / "fold-1"):
+            _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
+        folds = tc.reproduction.CrossValidation.read(folder)
+        show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
+        return 0
     if resume:
+        run = tc.training.Run(folder)
         before = run.config
-        options = before.model.options | options
-        changes = {"model": config.model.name, "model_options": options}
+        changes = {"model": config.model.name, "model_options": before.model.options | options}
         with usage():
             tc.training.run.resumed_config(
                 before, {**settings, **changes}, tc.training.run.is_complete(run)
             )
-        _compare_threads(run, threads)
+        former = run.environment.get("threads")
+        if threads is not None and former not in (None, threads):
+            note(
+                f"--threads: the run was started with {former}; "
+                f"with {threads} it will not end with the same bits"
+            )
     elif ranks.is_main:
-        tc.training.folder.check_new(run)
-        if data.folds is None:  # test images that cannot be read are an error before the training
+        tc.training.folder.check_new(tc.training.Run(folder))
+        if config.data.folds is None:  # unreadable test images are an error before the training
             tc.training.sampling.load_images(config, "test")
 
     with hinted(folder):
         # With the other settings that are given, a run that is resumed agrees already.
-        training = partial(tc.training.train, epochs=settings.get("epochs"))
-        status = _train(config, folder, resume, training)
-    if status:
-        return status
-    return _evaluate(config, run, control, resume, json)
+        _train(config, folder, resume, partial(tc.training.train, epochs=settings.get("epochs")))
+    _evaluate(config, folder, control, resume, json)
+    return 0
 
 
-def _evaluate(
-    config: TrainConfig, run: tc.training.Run, control: bool, resume: bool, json: bool
-) -> int:
+def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, json: bool) -> None:
     """Evaluate a run on the test images, and its control beside it where there is one."""
-    root = config.data.root
-    evaluation = tc.evaluate(run, root=root, device=config.training.device, output=run.path)
-    document = evaluation.to_dict() | {"run": str(run.path)}
+    run = tc.training.Run(folder)
+    options: dict[str, Any] = {"root": config.data.root, "device": config.training.device}
+    evaluation = tc.evaluate(run, output=folder, **options)
+    document = evaluation.to_dict() | {"run": str(folder)}
     lines = [*evaluation.table().lines]
-    below = f"{evaluation.summary}\nrun folder: {run.path}"
+    below = f"{evaluation.summary}\nrun folder: {folder}"
     if control or has_control(run):
-        status, compared = _train_control(Trained(run, evaluation), resume)
-        if status:
-            return status
-        rows, verdict, document["control"] = compared
+        second = tc.training.Run(folder / FOLDER)
+        config = control_config(run.config)
+        note(f"control: {config.model.name}, trained in the same way")
+        training = partial(tc.training.train, epochs=config.training.epochs)
+        _train(config, second.path, resume and tc.training.run.is_run(second.path), training)
+        control_evaluation = tc.evaluate(second, output=second.path, **options)
+        rows, verdict, document["control"] = compare_with_control(
+            {run: evaluation, second: control_evaluation}
+        )
         width = len(lines[0])
         lines += [("",) * width, *(row + ("",) * (width - len(row)) for row in rows)]
         below = f"{verdict}\n{below}"
     show(json, document, lines, below)
     note_without_plots()
-    return 0
 
 
-def _train_control(first: Trained, resume: bool) -> tuple[int, Any]:
-    """Train and evaluate the control; the exit status, and what `compare_with_control` returns."""
-    folder = first.run.path / FOLDER
-    config = control_config(first.run.config)
-    note(f"control: {config.model.name}, trained in the same way")
-    resume = resume and tc.training.run.is_run(folder)
-    training = partial(tc.training.train, epochs=config.training.epochs)
-    status = _train(config, folder, resume, training)
-    if status:
-        return status, None
-    run = tc.training.Run(folder)
-    settings = config.training
-    evaluation = tc.evaluate(run, root=config.data.root, device=settings.device, output=folder)
-    return 0, compare_with_control(first, Trained(run, evaluation))
-
-
-def _cross_validate(
-    config: TrainConfig,
-    changes: Settings,
-    folder: Path,
-    resume: bool,
-    json: bool,
-) -> int:
-    """Train and measure all folds, and print their means and deviations."""
-    with hinted(folder / "fold-1"):
-        status = _train(config, folder, resume, partial(tc.cross_validate, started=note, **changes))
-    if status:
-        return status
-    outcome = tc.reproduction.CrossValidation.read(folder)
-    show(json, outcome.to_dict(), outcome.table().lines, f"{outcome.summary} in {folder}")
-    return 0
-
-
-def _find_folder(
-    config: TrainConfig,
-    recipe_or_model: str,
-    output: Path | None,
-    resume: bool,
-) -> tuple[Path, bool]:
-    """The run folder, and whether there is a run in it to continue."""
-    folder = output
-    if folder is None:
-        folder = tc.training.default_folder(config, recipe_or_model, resume)
-    if resume and not tc.training.run.is_run(folder):
-        note(f"{folder}: nothing to resume; starting")
-        return folder, False
-    return folder, resume
-
-
-def _compare_threads(run: tc.training.Run, threads: int | None) -> None:
-    """Say so where the command line names another number of threads than a run was started with."""
-    before = run.environment.get("threads")
-    if threads is not None and before not in (None, threads):
-        note(
-            f"--threads: the run was started with {before}; "
-            f"with {threads} it will not end with the same bits"
-        )
-
-
-def _train(
-    config: TrainConfig,
-    folder: Path,
-    resume: bool,
-    training: Callable[..., Any],
-) -> int:
-    """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it.
+def _train(config: TrainConfig, folder: Path, resume: bool, training: Any) -> None:
+    """Train with a bar and a line per epoch.
 
     Args:
         config: of the training.
@@ -208,27 +140,12 @@ def _train(
         resume: continue what is in the folder.
         training: `train` or `cross_validate`.
     """
-    from torchcaps.distributed import current
-
-    ranks = current()
-    rank = ranks.rank if ranks.world_size > 1 else None
-    with graceful_stop(rank) as caught:
+    output = shlex.quote(str(folder))
+    command = f"torchcaps train {config.model.name} --output {output} --resume"
+    if config.data.folds is not None and config.data.fold is None:
+        command += f" --folds {config.data.folds}"
+    with stoppable(f"continue with: {command}{plugins.flags()}") as callbacks:
         try:
-            training(
-                config,
-                folder,
-                resume=resume,
-                callbacks=[tc.training.StopWhen(lambda: bool(caught)), tc.training.ProgressBar()],
-            )
-        except tc.training.Interrupted as stop:
-            ignore_signals()
-            output = shlex.quote(str(folder))
-            command = f"torchcaps train {config.model.name} --output {output} --resume"
-            if config.data.folds is not None and config.data.fold is None:
-                command += f" --folds {config.data.folds}"
-            note(f"{stop}; continue with: {command}{plugins.flags()}")
-            number = caught[0] if caught else signal.SIGINT  # another process may have got it
-            return 128 + number
+            training(config, folder, resume=resume, callbacks=callbacks)
         except tc.training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
-    return 0

@@ -77,119 +77,114 @@ def compare(
         >>> tc.compare(routed, ["runs/uniform-0", "runs/uniform-1"]).outcome
         "undecided"
     """
-    reader = _AnswerReader({"root": root, "device": device, "progress": progress})
-    first_answers = reader.read("first", first)
-    second_answers = reader.read("second", second)
+    evaluated: list[Evaluation | EvaluatedRun] = []
+    options: dict[str, Any] = {"root": root, "device": device, "progress": progress}
+    first_answers = _read_answers("first", first, evaluated, options)
+    second_answers = _read_answers("second", second, evaluated, options)
     if paired and first_answers.keys() != second_answers.keys():
         raise RunError(
             "paired: expected runs of the same seeds of both methods, got "
             f"{sorted(first_answers)} and {sorted(second_answers)}"
         )
-    first_rows = _stack_by_seed(first_answers)
-    second_rows = _stack_by_seed(second_answers)
-    difference = _margin_as_difference(margin, baseline=second_rows)
-    options: dict[str, Any] = {
-        "groups": reader.groups if groups is None else groups,
-        "adjust": adjust or (),
-        "margin": difference,
-    }
+    first_rows, second_rows = (
+        torch.stack([answers[seed] for seed in sorted(answers)])
+        for answers in (first_answers, second_answers)
+    )
+    for source in evaluated:
+        if groups is None:
+            groups = source.groups if isinstance(source, Evaluation) else source.images.groups
+    difference, is_share = read_margin(margin)
+    if is_share:
+        one_image = 1 / second_rows.shape[1]
+        difference *= max(1 - float(second_rows.double().mean()), one_image)
+    options = {"groups": groups, "adjust": adjust or (), "margin": difference}
     if len(first_rows) == len(second_rows) == 1:
         return compare_answers(first_rows[0], second_rows[0], **options)
     return compare_runs(first_rows, second_rows, paired=paired, **options)
 
 
-def _stack_by_seed(answers: dict[int, Tensor]) -> Answers:
-    """Answers of all models, in the order of their seeds."""
-    return torch.stack([answers[seed] for seed in sorted(answers)])
+def read_margin(margin: str | float) -> tuple[float, bool]:
+    """A margin as a number, and whether it is a share of the errors of the baseline.
 
-
-def _margin_as_difference(margin: str | float, baseline: Answers) -> float:
-    """A margin as a difference in accuracy; a percentage is a share of the baseline's errors."""
-    if not isinstance(margin, str):
-        return margin
+    Raises ArgumentError for another text, or a number that is not in (0, 1).
+    """
+    text = str(margin)
+    is_share = text.endswith("%")
     try:
-        share = float(margin.removesuffix("%")) / 100
+        number = float(text.removesuffix("%")) / (100 if is_share else 1)
     except ValueError:
-        share = 0.0
-    if not margin.endswith("%") or not 0 < share < 1:
-        raise ArgumentError("margin", f'expected a number or a share such as "10%", got {margin!r}')
-    error = 1 - float(baseline.double().mean())
-    one_image = 1 / baseline.shape[1]
-    return share * max(error, one_image)
+        number = 0.0
+    if not 0 < number < 1:
+        expected = "expected a share such as 10%, or a difference in accuracy such as 0.01"
+        raise ArgumentError("margin", f"{expected}, got {text}")
+    return number, is_share
 
 
-class _AnswerReader:
-    """Reads whether each model of a method is right on each image; all on the same images.
+def _read_answers(
+    argument: str,
+    method: Method,
+    evaluated: list[Evaluation | EvaluatedRun],
+    options: dict[str, Any],
+) -> dict[int, Tensor]:
+    """Whether each model of a method is right on each image.
 
     Args:
+        argument: name of the method.
+        method: see `compare`.
+        evaluated: what was read before; it grows. The images must be those of its first.
         options: of `evaluate_run`.
+
+    Returns:
+        Answers `[n]` of each model, by seed, or by place where there is none.
     """
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.labels: Tensor | None = None  # of the first evaluation
-        self.reference: EvaluatedRun | None = None  # the first run
-        self.groups: Tensor | None = None  # of the images, where an evaluation or a run has them
-
-    def read(self, argument: str, method: Method) -> dict[int, Tensor]:
-        """Answers `[n]` of each model of a method, by seed, or by place where there is none."""
-        if isinstance(method, np.ndarray):
-            method = torch.from_numpy(method)
-        if isinstance(method, Tensor):
-            if method.dtype != torch.bool or method.dim() not in (1, 2):
-                shape = f"{method.dtype} {list(method.shape)}"
-                raise ArgumentError(argument, f"expected booleans [runs, n], got {shape}")
-            return dict(enumerate(torch.atleast_2d(method.cpu())))
-        if isinstance(method, Evaluation | Run | str | Path):
-            method = [method]
-        answers: dict[int, Tensor] = {}
-        for place, source in enumerate(method):
-            if isinstance(source, Evaluation):
-                answers[place] = self._read_evaluation(argument, source)
-            elif isinstance(source, Run | str | Path):
-                run = self._evaluate(source)
-                seed = run.config.training.seed
-                if seed in answers:
-                    raise RunError(
-                        f"{run.run.path}: expected another seed for each run of a method, "
-                        f"got {seed} twice"
-                    )
-                answers[seed] = run.is_correct
-            else:
-                kind = type(source).__name__
-                raise ArgumentError(argument, f"expected evaluations or runs, got {kind}")
-        return answers
-
-    def _read_evaluation(self, argument: str, evaluation: Evaluation) -> Tensor:
-        """Answers of an evaluation, whose labels must be those of the first one."""
-        if self.labels is None:
-            self.labels = evaluation.labels
-        if not torch.equal(self.labels, evaluation.labels):
+    if isinstance(method, np.ndarray):
+        method = torch.from_numpy(method)
+    if isinstance(method, Tensor):
+        if method.dtype != torch.bool or method.dim() not in (1, 2):
+            shape = f"{method.dtype} {list(method.shape)}"
+            raise ArgumentError(argument, f"expected booleans [runs, n], got {shape}")
+        return dict(enumerate(torch.atleast_2d(method.cpu())))
+    if isinstance(method, Evaluation | Run | str | Path):
+        method = [method]
+    answers: dict[int, Tensor] = {}
+    for place, source in enumerate(method):
+        if isinstance(source, Run | str | Path):
+            source = evaluate_run(source, **options)
+        if not isinstance(source, Evaluation | EvaluatedRun):
+            kind = type(source).__name__
+            raise ArgumentError(argument, f"expected evaluations or runs, got {kind}")
+        reference: Any = next((one for one in evaluated if type(one) is type(source)), source)
+        evaluated.append(source)
+        if isinstance(source, EvaluatedRun):
+            _check_same_images(source, reference)
+            seed = source.config.training.seed
+            if seed in answers:
+                raise RunError(
+                    f"{source.run.path}: expected another seed for each run of a method, "
+                    f"got {seed} twice"
+                )
+            answers[seed] = source.is_correct
+        elif torch.equal(source.labels, reference.labels):
+            answers[place] = source.predictions == source.labels
+        else:
             raise ArgumentError(
                 argument,
-                f"expected the labels of first, image for image, got {len(evaluation.labels)} "
-                f"labels that are not those {len(self.labels)}",
+                f"expected the labels of first, image for image, got {len(source.labels)} "
+                f"labels that are not those {len(reference.labels)}",
             )
-        self.groups = evaluation.groups if self.groups is None else self.groups
-        return evaluation.predictions == evaluation.labels
+    return answers
 
-    def _evaluate(self, source: Run | str | Path) -> EvaluatedRun:
-        """A run over its test images, which must be those of the first run."""
-        run = evaluate_run(source, **self.options)
-        if self.reference is None:
-            self.reference = run
-            self.groups = run.images.groups
-        check_same_task([self.reference, run])
-        path = run.run.path
-        if not run.has_classes:
-            raise RunError(
-                f"{path}: the task {run.task.name} gives no right and wrong answers to compare"
-            )
-        if not have_same_images(run, self.reference):
-            raise RunError(
-                f"{path}: was not tested on the same images as {self.reference.run.path}"
-            )
-        return run
+
+def _check_same_images(run: EvaluatedRun, reference: EvaluatedRun) -> None:
+    """Raise RunError unless a run has right answers, on the images of the first run."""
+    check_same_task([reference, run])
+    path = run.run.path
+    if not run.has_classes:
+        raise RunError(
+            f"{path}: the task {run.task.name} gives no right and wrong answers to compare"
+        )
+    if not have_same_images(run, reference):
+        raise RunError(f"{path}: was not tested on the same images as {reference.run.path}")
 
 
 def check_same_task(runs: Sequence[EvaluatedRun]) -> None:

@@ -13,8 +13,8 @@ from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, RunError
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._pretrained import FOLDER
-from torchcaps.reporting.prediction import ModelOrRun
-from torchcaps.reporting.subject import Data, load_model, open_task
+from torchcaps.reporting.prediction import ModelOrRun, load_model
+from torchcaps.reporting.subject import Data, open_task
 from torchcaps.tasks import evaluate_task
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder, write_json

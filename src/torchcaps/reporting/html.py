@@ -16,7 +16,7 @@ from torchcaps.reporting.answers import check_same_task
 from torchcaps.reporting.api import can_plot
 from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run
 from torchcaps.reporting.markup import names, page
-from torchcaps.reporting.subject import path_of
+from torchcaps.reporting.prediction import path_of
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.words import unique_suffixes
@@ -65,7 +65,6 @@ def report(
             "a report needs matplotlib for its pictures; "
             "install it with: pip install 'torchcaps[plots]'"
         )
-    check_range("images", images, low=1)
     if diagnose:
         check_range("diagnose", diagnose, low=2)
     paths = [run] if isinstance(run, Run | str | Path) else list(run)
@@ -87,30 +86,22 @@ def report(
     ]
     if len(runs) == 1:
         name = "report.html"
-        content = _report_page(runs[0])
+        title = f"Report on {folders[0].resolve().name}"
+        lead = sections.lead(runs[0])
+        parts = sections.sections_of(runs[0])
     else:
         name = "comparison.html"
         check_same_task(runs)
-        content = _comparison_page(runs)
+        keys = unique_suffixes(folders)
+        title = f"Comparison of {len(runs)} runs"
+        lead = Markup("{} runs side by side: {}.").format(len(runs), names(keys))
+        parts = side_by_side.sections_of(dict(zip(keys, runs, strict=True)))
+    content = page(title, lead, parts, _foot(runs))
     path = folders[0] / name if path is None else Path(path)
     make_folder(path.parent)
     with atomic(path) as partial:
         partial.write_text(content, encoding="utf-8")
     return path
-
-
-def _report_page(run: EvaluatedRun) -> str:
-    """The page of one run."""
-    title = f"Report on {run.run.path.resolve().name}"
-    return page(title, sections.lead(run), sections.sections_of(run), _foot([run]))
-
-
-def _comparison_page(runs: Sequence[EvaluatedRun]) -> str:
-    """The page of several runs, by names that tell them apart."""
-    keys = unique_suffixes([run.run.path for run in runs])
-    lead = Markup("{} runs side by side: {}.").format(len(runs), names(keys))
-    parts = side_by_side.sections_of(dict(zip(keys, runs, strict=True)))
-    return page(f"Comparison of {len(runs)} runs", lead, parts, _foot(runs))
 
 
 def _foot(runs: Sequence[EvaluatedRun]) -> str:

@@ -1,7 +1,7 @@
 """Pictures of what capsules encode: reconstructions and perturbed pose dimensions."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,8 +116,9 @@ def perturb_run(
     examples = _choose_examples(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
     classes = viz.names.drawable(model_metadata(examples.model).classes)
+    unique_name = UniqueNames()
     pictures = []
-    for index, name in enumerate(_file_names(examples.names)):
+    for index, name in enumerate(examples.names):
         one = slice(index, index + 1)
         label = None if examples.labels is None else examples.labels[one]
         perturbed = evaluation.perturb(
@@ -133,7 +134,8 @@ def perturb_run(
             title=f"pose of class capsule {classes[int(perturbed.selected)]!r}, "
             "one dimension at a time",
         )
-        pictures.append(save_figure(figure, folder / f"perturb_{name}.png"))
+        file = unique_name(re.sub(r"[^\w-]", "_", name))
+        pictures.append(save_figure(figure, folder / f"perturb_{file}.png"))
     return pictures
 
 
@@ -171,9 +173,3 @@ def _check_decoder(run: str | Path, model: Any) -> Any:
     if not (spec.decoder and model_metadata(model).classes) or spec.is_dense:
         raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
     return model
-
-
-def _file_names(names: Iterable[str]) -> list[str]:
-    """Names of classes or files as parts of file names, each different."""
-    unique_name = UniqueNames()
-    return [unique_name(re.sub(r"[^\w-]", "_", name)) for name in names]

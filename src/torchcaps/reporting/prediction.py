@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +36,23 @@ ModelOrRun = nn.Module | Run | str | Path
 """A model; a run, or its folder; or a file of weights."""
 Row = dict[str, Any]
 UNKNOWN = "unknown"  # label of an image of no known class
+
+
+def path_of(run: Run | str | Path) -> Path:
+    """The folder of a run, or a path."""
+    return run.path if isinstance(run, Run) else Path(run)
+
+
+def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
+    """The model of a run or file; a module is moved only where a device is named.
+
+    Raises RunError for no run.
+    """
+    if not isinstance(model_or_run, nn.Module):
+        return load(path_of(model_or_run), device=resolve_device(device))
+    if device != "auto":
+        model_or_run.to(resolve_device(device))
+    return model_or_run
 
 
 def predict(
@@ -123,9 +140,7 @@ class Predictor:
                     "unknown_below", f'expected a number or "auto", got {unknown_below!r}'
                 )
             check_range("unknown_below", unknown_below, low=0, high=1)
-        if isinstance(run, Run):
-            run = run.path
-        self.source = run if isinstance(run, nn.Module) else Path(run)
+        self.source = run if isinstance(run, nn.Module) else path_of(run)
         if isinstance(self.source, Path) and not self.source.exists():
             raise RunError(f"{self.source}: no such run folder or model file")
         self.device = device
@@ -169,26 +184,25 @@ class Predictor:
             DataError: for an input that cannot be read, unless `on_error` takes it.
             ArgumentError: for an option that does not fit the model.
         """
-        preprocess = model_metadata(self.task.model).preprocess
+        ranks = current()
         is_dense = self.task.is_dense
+        preprocess = model_metadata(self.task.model).preprocess
         elements = list_inputs(inputs, preprocess)
         if is_dense:
-            elements = self._name_outputs(elements)
+            elements = _name_outputs(elements, self.task)
         if self.output is not None:
             if not is_dense:
                 raise ArgumentError(
                     "output", f"the task {self.task.name} draws nothing of single pictures"
                 )
             self.output.mkdir(parents=True, exist_ok=True)
-
+        # All processes predict a batch together; whole images may be large.
+        batch_size = ranks.world_size * (1 if is_dense else self.batch_size)
+        batches = iter(lambda: [*islice(elements, batch_size)], [])
+        shares = (batch[ranks.shard(len(batch))] for batch in batches)
         decoder = _Decoder(preprocess, is_dense)
-        batches = self._batches(elements)
-        if self.workers:
-            decoded = decode_batches(decoder, batches, self.workers, "inputs")
-        else:
-            decoded = map(decoder.__getitems__, batches)
-        for batch in decoded:
-            for outcome in chain.from_iterable(current().gather(self._predict(batch))):
+        for batch in decode_batches(decoder, shares, self.workers, "inputs"):
+            for outcome in chain.from_iterable(ranks.gather(self._predict(batch))):
                 if not isinstance(outcome, DataError):
                     yield outcome
                 elif on_error is None:
@@ -199,11 +213,7 @@ class Predictor:
     @cached_property
     def task(self) -> Task:
         """The task around the model, which is loaded when it is first asked for."""
-        model = self.source
-        if isinstance(model, Path):
-            model = load(model, device=resolve_device(self.device))
-        elif self.device != "auto":
-            model.to(resolve_device(self.device))
+        model = load_model(self.source, self.device)
         metadata = model_metadata(model)
         if not isinstance(metadata.preprocess, Preprocess):
             raise ArgumentError(
@@ -225,92 +235,80 @@ class Predictor:
             state["source"] = self.source.resolve()
         return state
 
-    def _name_outputs(self, elements: Iterator[Input]) -> Iterator[Input]:
-        """The inputs with names for the files that are drawn of them."""
-        unique_name = UniqueNames()
-        for element in elements:
-            if element.name is None:
-                raise ArgumentError("inputs", f"the task {self.task.name} takes image files")
-            yield element._replace(output_name=unique_name(Path(element.name).stem))
-
-    def _batches(self, elements: Iterator[Input]) -> Iterator[list[Input]]:
-        """The share of this process in each of the batches that all processes predict together."""
-        ranks = current()
-        batch_size = 1 if self.task.is_dense else self.batch_size  # whole images may be large
-        while batch := [*islice(elements, batch_size * ranks.world_size)]:
-            yield batch[ranks.shard(len(batch))]
-
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
         task = self.task
-        pixels = []
-        names = []
-        for element in batch:
-            if not isinstance(element.source, DataError):
-                pixels.append(cast(Any, element.source))
-                names.append(element.output_name)
-        rows: Iterator[Row] = iter(())
-        if pixels:
-            images = torch.from_numpy(np.stack(pixels))
+        readable = [element for element in batch if not isinstance(element.source, DataError)]
+        rows: list[Row] = []
+        if readable:
+            sources: list[Any] = [element.source for element in readable]
+            images = torch.from_numpy(np.stack(sources))
             with eval_mode(task.model), torch.inference_mode():
                 if task.is_dense:
+                    names = [element.output_name for element in readable]
                     preprocess = model_metadata(task.model).preprocess
-                    rows = iter(predict_masks(task, images, names, preprocess, self.output))
+                    rows = predict_masks(task, images, names, preprocess, self.output)
                 else:
                     answers = task.predict(images.to(device_of(task.model)))
-                    rows = iter(self._complete(answers))
+                    rows = _complete(answers, self.calibration, self.top_k, self.unknown_below)
+        remaining = iter(rows)
         outcomes: list[Row | DataError] = []
         for element in batch:
             if isinstance(element.source, DataError):
                 outcomes.append(element.source)
-            elif element.name is None:
-                outcomes.append(next(rows))
             else:
-                outcomes.append({"path": element.name} | next(rows))
+                path = {} if element.name is None else {"path": element.name}
+                outcomes.append(path | next(remaining))
         return outcomes
 
-    def _complete(self, rows: list[Row]) -> list[Row]:
-        """Add probabilities, and apply `top_k` and `unknown_below`, where there are classes."""
-        if "activations" not in rows[0]:
-            for option in ("top_k", "unknown_below"):
-                if getattr(self, option) is not None:
-                    raise ArgumentError(
-                        option, f"the task {self.task.name} gives no activations of classes"
-                    )
-            return rows
-        activations = []
-        for row in rows:
-            activations.append([*row["activations"].values()])
-        if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1, high=len(activations[0]))
-        probabilities: list[Any] = [None] * len(rows)
-        if self.calibration is not None:
-            probabilities = self.calibration.probabilities(torch.tensor(activations)).tolist()
-        threshold: Any = self.unknown_below
-        if threshold == "auto":
-            if self.calibration is None:
-                raise ArgumentError(
-                    "unknown_below",
-                    f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder; "
-                    "give a number",
-                )
-            threshold = self.calibration.threshold
 
-        completed_rows = []
-        for row, class_probabilities in zip(rows, probabilities, strict=True):
-            row = row | {"activations": dict(islice(row["activations"].items(), self.top_k))}
-            if threshold is not None and row["activation"] < threshold:
-                row["label"] = UNKNOWN
-            completed = {"label": row["label"], "activation": row["activation"]}
-            if class_probabilities is not None:
-                completed["probability"] = class_probabilities[0]
-            completed |= row
-            if class_probabilities is not None:
-                completed["probabilities"] = dict(
-                    zip(row["activations"], class_probabilities, strict=False)
-                )
-            completed_rows.append(completed)
-        return completed_rows
+def _complete(
+    rows: list[Row],
+    calibration: HeldOutCalibration | None,
+    top_k: int | None,
+    unknown_below: float | str | None,
+) -> list[Row]:
+    """Add probabilities, and apply the options of `Predictor`, where there are classes."""
+    if "activations" not in rows[0]:
+        for option, choice in {"top_k": top_k, "unknown_below": unknown_below}.items():
+            if choice is not None:
+                raise ArgumentError(option, "this task gives no activations of classes")
+        return rows
+    activations = torch.tensor([[*row["activations"].values()] for row in rows])
+    if top_k is not None:
+        check_range("top_k", top_k, low=1, high=activations.shape[1])
+    threshold: Any = unknown_below
+    if threshold == "auto":
+        if calibration is None:
+            raise ArgumentError(
+                "unknown_below",
+                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder; "
+                "give a number",
+            )
+        threshold = calibration.threshold
+    probabilities: list[Any] = [None] * len(rows)
+    if calibration is not None:
+        probabilities = calibration.probabilities(activations).tolist()
+    completed_rows = []
+    for row, shares in zip(rows, probabilities, strict=True):
+        row["activations"] = dict(islice(row["activations"].items(), top_k))
+        if threshold is not None and row["activation"] < threshold:
+            row["label"] = UNKNOWN
+        completed = {"label": row["label"], "activation": row["activation"]}
+        if shares is not None:
+            completed["probability"] = shares[0]
+            row["probabilities"] = dict(zip(row["activations"], shares, strict=False))
+        completed_rows.append(completed | row)
+    return completed_rows
+
+
+def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
+    """The inputs of a task of pixels with names for the files that are drawn of them."""
+    unique_name = UniqueNames()
+    for element in elements:
+        if element.name is None:
+            raise ArgumentError("inputs", f"the task {task.name} takes image files")
+        yield element._replace(output_name=unique_name(Path(element.name).stem))
 
 
 @dataclass(frozen=True)

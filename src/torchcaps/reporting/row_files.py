@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -72,7 +72,8 @@ def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
     return write
 
 
-def open_row_file(path: Path, top_k: int = 1) -> AbstractContextManager[Writer]:
+@contextmanager
+def open_row_file(path: Path, top_k: int = 1) -> Iterator[Writer]:
     """A context with a function that writes predictions to a file, which is there when all of them are.
 
     Args:
@@ -83,7 +84,7 @@ def open_row_file(path: Path, top_k: int = 1) -> AbstractContextManager[Writer]:
     Raises:
         ArgumentError: for another ending.
         ImportError: Parquet without pyarrow.
-        RunError: when it is entered, if there is such a file already, or its folder cannot be made.
+        RunError: there is such a file already, or its folder cannot be made.
         TrainingError: when it is left, if the file cannot be written.
     """
     ending = path.suffix.lower()
@@ -93,12 +94,6 @@ def open_row_file(path: Path, top_k: int = 1) -> AbstractContextManager[Writer]:
         )
     if ending == ".parquet" and find_spec("pyarrow") is None:
         raise ImportError("Parquet needs pyarrow: pip install 'torchcaps[parquet]'")
-    return _open(path, ending, top_k)
-
-
-@contextmanager
-def _open(path: Path, ending: str, top_k: int) -> Iterator[Writer]:
-    """The context of `open_row_file`."""
     if path.exists():
         raise RunError(f"{path}: exists already; remove it, or name another file")
     make_folder(path.parent)

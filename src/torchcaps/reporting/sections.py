@@ -62,6 +62,7 @@ from torchcaps.words import (
     format_metric,
     in_words,
     join_names,
+    numbers,
     percent,
     rounded,
     setting,
@@ -176,22 +177,28 @@ def summary(run: EvaluatedRun) -> Section:
     """What was trained, on which images, how long, and the figures of the test images."""
     model = run.config.model
     paper = model_info(model.name)  # its title and year
+    training = run.config.training
+    spec = run.task.spec
     rows = {
         "Model": f"{model.name} ({paper.title}, {paper.year})",
         "Its options": setting(model.options) if model.options else "none, so its defaults",
-        "Its outputs": _describe_outputs(run),
+        "Its outputs": f"{OUTPUT_KINDS[spec.activation]}; "
+        f"{'capsules with poses' if spec.pose else 'no capsules'}; "
+        f"{'a decoder draws images' if spec.decoder else 'no decoder, so nothing is drawn'}",
         "Parameters": f"{parameter_count(run.model):,}",
         "Task": f"{run.task.name}, trained with the {in_words(run.task.loss)} loss",
         "Data": run.config.data.name,
         "Images": run.images.preprocess.size_in_words(run.images.inputs.shape),
-        "Classes": _describe_classes(run) if run.task.labeled else "labels had no part in it",
-        "Training": _describe_training(run),
+        "Classes": _describe_classes(run),
+        "Training": f"{len(run.epochs)} of at most {counted(training.epochs, 'epoch')} of "
+        f"{int(run.epochs[-1]['images']):,} images, batches of {training.batch_size}, learning "
+        f"rate {run.config.optimizer.lr:g} ({run.config.schedule.name}), seed {training.seed}",
         "Time": _describe_time(run),
         "Model kept": f"that of epoch {run.run.best_epoch}, chosen by validation; "
         "test images had no part in it",
     }
     if run.has_classes:
-        rows |= _multilabel_figures(run) if run.is_multilabel else _single_label_figures(run)
+        rows |= score_rows(run)
     blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], WORDS)]
     if not run.has_classes:
         caption = f"Figures on {len(run.images):,} test images"
@@ -200,103 +207,71 @@ def summary(run: EvaluatedRun) -> Section:
     return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 
-def _describe_outputs(run: EvaluatedRun) -> str:
-    """Outputs, capsules and decoder of the model. Sections of parts that it lacks are missing."""
-    spec = run.task.spec
-    capsules = "capsules with poses" if spec.pose else "no capsules"
-    decoder = "a decoder draws images" if spec.decoder else "no decoder, so nothing is drawn"
-    return f"{OUTPUT_KINDS[spec.activation]}; {capsules}; {decoder}"
-
-
 def _describe_classes(run: EvaluatedRun) -> Markup:
     """Number and names of the classes, of which at most ten are listed."""
+    if not run.task.labeled:
+        return Markup("labels had no part in it")
     classes = run.images.classes
     ellipsis = ", …" if len(classes) > MAX_NAMES else ""
     return Markup("{}: {}{}").format(len(classes), names_html(classes[:MAX_NAMES]), ellipsis)
 
 
-def _describe_training(run: EvaluatedRun) -> str:
-    """Epochs, batches, learning rate and seed."""
-    training = run.config.training
-    epochs = counted(len(run.epochs), "epoch")
-    if len(run.epochs) != training.epochs:
-        epochs += f" of at most {training.epochs}"
-    return (
-        f"{epochs} of {int(run.epochs[-1]['images']):,} images, batches of {training.batch_size}, "
-        f"learning rate {run.config.optimizer.lr:g} ({run.config.schedule.name}), "
-        f"seed {training.seed}"
-    )
-
-
 def _describe_time(run: EvaluatedRun) -> str:
     """Time in training steps, and the machine it was measured on."""
-    run_folder = run.run
-    if run_folder.seconds is None:
+    if run.run.seconds is None:
         return "not recorded"
-    environment = run_folder.environment  # versions and hardware
-    machine = environment.get("gpu")
-    if not machine:
-        machine = environment.get("processor") or "an unrecorded machine"
-        if threads := environment.get("threads"):
-            machine = f"{machine}, {counted(threads, 'thread')}"
-    time = duration(run_folder.seconds)
+    environment = run.run.environment  # versions and hardware
+    machine = environment.get("gpu") or environment.get("processor") or "an unrecorded machine"
+    if threads := environment.get("threads"):
+        machine = f"{machine}, {counted(threads, 'thread')}"
+    time = duration(run.run.seconds)
     return f"about {time} of training steps, without validation, on {machine}"
 
 
-def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Rows of the summary where an image shows several classes.
+def score_rows(run: EvaluatedRun) -> dict[str, str]:
+    """The figures of the test images in words, by name.
 
-    Of the figures, `exact` is the share of images with all classes found, `almost` that of images
-    with at least one found, and `per_digit` the share of all labels that were found. The classes of
-    this last one need not be digits.
+    Where an image shows several classes, `almost` is the share of images with at least one found,
+    and `per_digit` the share of all labels that were found, which need not be digits.
     """
     figures = run.figures
-    error = percent(figures["error"])
-    deviation = percent(figures["standard_error"])
-    return {
-        "All classes found": f"{percent(figures['exact'])} of {figures['num_samples']:,} "
-        f"test images (error {error}, standard error {deviation})",
-        "At least one found": percent(figures["almost"]),
-        "Single classes found": percent(figures["per_digit"]),
-    }
-
-
-def _single_label_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Rows of the summary where each image shows one class: accuracy, error, loss, means of classes."""
-    figures = run.figures
+    if run.accuracy is None:  # a task without classes
+        return {name: format_metric(name, metric) for name, metric in numbers(figures).items()}
     num_samples = figures["num_samples"]
-    num_wrong = round(figures["error"] * num_samples)
+    error = figures["error"]
     # Standard error of a share p of n independent images: sqrt(p (1 - p) / n).
-    deviation = percent(sqrt(figures["error"] * figures["accuracy"] / num_samples))
-    error = percent(figures["error"])
-    loss_name = in_words(figures["loss_name"])
+    deviation = figures.get("standard_error", sqrt(error * run.accuracy / num_samples))
+    num_wrong = round(error * num_samples)
     rows = {
-        "Test accuracy": f"{percent(figures['accuracy'])} of {num_samples:,} images",
-        "Test error": f"{error}, {num_wrong:,} images (standard error {deviation})",
-        "Test loss": f"{figures['loss']:.4f}, mean {loss_name} loss of an image",
-        "Means of classes": f"accuracy {percent(figures['balanced_accuracy'])} (balanced), "
-        f"F1 {rounded(figures['macro_f1'])}, AUROC {rounded(figures['auroc'])}",
+        "All classes found"
+        if run.is_multilabel
+        else "Test accuracy": f"{percent(run.accuracy)} of {num_samples:,} images",
+        "Test error": f"{percent(error)}, {num_wrong:,} images (standard error {percent(deviation)})",
     }
-    if figures["never_predicted"]:
-        rows["Never predicted"] = join_names(figures["never_predicted"])
-    return rows
+    if run.is_multilabel:
+        return rows | {
+            "At least one found": percent(figures["almost"]),
+            "Single classes found": percent(figures["per_digit"]),
+        }
+    return rows | {
+        "Test loss": f"{figures['loss']:.4f}, mean {in_words(figures['loss_name'])} loss",
+        "Balanced accuracy": percent(figures["balanced_accuracy"]),
+        "Macro F1": rounded(figures["macro_f1"]),
+        "AUROC": rounded(figures["auroc"]),
+        "Calibration error": percent(figures["calibration_error"]),
+        "Never predicted": join_names(figures["never_predicted"]) or "none",
+    }
 
 
 def _notes(run: EvaluatedRun) -> list[str]:
-    """A note, if the figures were not measured on the images of this report, in this pass.
-
-    Either the figures are of all test images and the report has a part of them, or the recorded
-    accuracy differs from that of this pass. A task without classes has neither: its figures are
-    never the recorded ones, and its images are all of them.
-    """
+    """A note, if the figures were not measured on the images of this report, in this pass."""
     if len(run.images) < run.num_images:
         images = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
         return [f"Mistakes and pictures are those of {images}."]
     if run.recorded is not None and run.accuracy is not None:
         # `run.accuracy` is the recorded one; this one was measured again for the report.
         accuracy = float(run.is_correct.double().mean())
-        num_recorded = run.accuracy * run.figures["num_samples"]
-        if round(accuracy * run.num_images) != round(num_recorded):
+        if round((accuracy - run.accuracy) * run.num_images):
             return [
                 "The figures are those of evaluation.json. "
                 f"Measured again for this report, {percent(accuracy)} are right."

@@ -11,8 +11,9 @@ from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting.answers import have_same_images
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table, name
+from torchcaps.reporting.sections import score_rows
 from torchcaps.templates import picture
-from torchcaps.words import duration, format_metric, in_words, numbers, percent, rounded, setting
+from torchcaps.words import duration, format_metric, in_words, percent, setting
 
 Runs = Mapping[str, EvaluatedRun]
 
@@ -32,30 +33,17 @@ def figures(runs: Runs) -> Section:
         cells = [column.get(label, "–") for column in columns]
         rows.append((label, *cells))
     text = "Times are those of training steps alone, on the machine of each run."
-    if any(run.is_multilabel for run in runs.values()):
-        text = f"Accuracy is the share of images with all of their classes found. {text}"
     table = Table("Figures", ["Figure", *runs], rows, "figures")
     return Section("figures", "Side by side", [table, text])
 
 
 def _describe_run(run: EvaluatedRun) -> dict[str, str]:
     """Figures of one run, by heading."""
-    metrics = run.figures
-    if run.has_classes:
-        scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(metrics["error"])}
-        if not run.is_multilabel:
-            scores["Balanced accuracy"] = percent(metrics["balanced_accuracy"])
-            scores["Macro F1"] = rounded(metrics["macro_f1"])
-            scores["AUROC"] = rounded(metrics["auroc"])
-            scores["Test loss"] = f"{metrics['loss']:.4f}"
-            scores["Calibration error"] = percent(metrics["calibration_error"])
-    else:
-        scores = {label: format_metric(label, metric) for label, metric in numbers(metrics).items()}
     seconds = run.run.seconds
     return {
         "Model": run.config.model.name,
-        **scores,
-        "Test images": f"{metrics['num_samples']:,}",
+        **score_rows(run),
+        "Test images": f"{run.figures['num_samples']:,}",
         "Parameters": f"{parameter_count(run.model):,}",
         "Loss in training": in_words(run.task.loss),
         "Epochs": str(len(run.epochs)),
@@ -120,12 +108,9 @@ def curves(runs: Runs) -> Section:
         f"Validation loss and {in_words(score)} over epochs, a line for each run: "
         f"{', '.join(ends)}."
     )
-    blocks: list[Block] = [picture(viz.overlaid_curves(epochs, score=score), alt)]
-    if len({run.task.loss for run in runs.values()}) > 1:
-        blocks.append(
-            "The runs were trained with different losses: these lines cannot be compared."
-        )
-    return Section("curves", "Training", blocks)
+    text = "Lines of runs that were trained with different losses cannot be compared."
+    drawn = picture(viz.overlaid_curves(epochs, score=score), alt)
+    return Section("curves", "Training", [drawn, text])
 
 
 def classes(runs: Runs) -> Section:

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torchcaps.data import Dataset, load_dataset, match_classes
 from torchcaps.distributed import main_first
 from torchcaps.errors import ArgumentError, RunError
-from torchcaps.reporting.prediction import ModelOrRun
+from torchcaps.reporting.prediction import ModelOrRun, load_model, path_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, task_class
-from torchcaps.training import Run, load
-from torchcaps.training.device import resolve_device
+from torchcaps.training import Run
 from torchcaps.training.files import MODEL_FILE, read_header
 from torchcaps.training.inputs import as_set
 from torchcaps.training.run import is_run
@@ -25,18 +24,6 @@ from torchcaps.types import model_metadata
 
 Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
 """Images with labels; or the name or path of a data set."""
-
-
-def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
-    """The model of a run or file; a module is moved only where a device is named.
-
-    Raises RunError for no run.
-    """
-    if isinstance(model_or_run, nn.Module):
-        if device != "auto":
-            model_or_run.to(resolve_device(device))
-        return model_or_run
-    return load(path_of(model_or_run), device=resolve_device(device))
 
 
 def open_task(
@@ -108,11 +95,6 @@ def _are_same(data: Data, name: str) -> bool:
         return False
     path = Path(data)
     return str(data) == name or (path.exists() and path.resolve() == Path(name).resolve())
-
-
-def path_of(run: Run | str | Path) -> Path:
-    """The folder of a run, or a path."""
-    return run.path if isinstance(run, Run) else Path(run)
 
 
 def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
