@@ -11,7 +11,7 @@ import torch
 
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
-from torchcaps.reporting import api
+from torchcaps.reporting import api, html as html  # before `no_plots` changes what it imports
 from torchcaps.training import threads
 from training.fixtures import bars as bars, run as run, trained as trained
 

@@ -115,7 +115,7 @@ def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch, word
     start = ("train", words, "--epochs", 1, "--holdout", 6, "--no-keep-memory")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "torchcaps.cli.train.graceful_stop", lambda patient: nullcontext([15])
+            "torchcaps.cli.signals.graceful_stop", lambda patient: nullcontext([15])
         )  # stop after the first step
         outcome = fresh_command(start, SMALL, "--data", "stripes", IMPORT)
     assert outcome.status == 143
