@@ -6,11 +6,13 @@ installed plug-ins are imported. A name that is taken is refused unless `replace
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 from torchcaps import plugins
@@ -192,3 +194,30 @@ def import_submodules(package: str) -> None:
             importlib.import_module(module.name)
             if module.ispkg:
                 import_submodules(module.name)
+
+
+def stub_names(file: str) -> dict[str, str]:
+    """The public names of a package that are imported when first used, and their modules.
+
+    Args:
+        file: path of the package's `__init__.py`, beside whose stub, `__init__.pyi`, type checkers
+            and this function read what is imported from where.
+    """
+    modules: dict[str, str] = {}
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            modules |= {alias.name: str(node.module) for alias in node.names}
+    return modules
+
+
+def load_name(package: str, modules: Mapping[str, str], name: str) -> object:
+    """A public name of `stub_names`, or a module of the package.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name in modules:
+        return getattr(importlib.import_module(modules[name]), name)
+    if not name.startswith("_") and find_spec(f"{package}.{name}"):
+        return importlib.import_module(f"{package}.{name}")
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")

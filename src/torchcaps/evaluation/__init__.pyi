@@ -1,0 +1,134 @@
+from torchcaps.evaluation.accuracy.calibration import (
+    Calibration as Calibration,
+    Reliability as Reliability,
+    calibration as calibration,
+    reliability as reliability,
+)
+from torchcaps.evaluation.accuracy.classification import (
+    ClassAccuracy as ClassAccuracy,
+    Evaluation as Evaluation,
+    example_indices as example_indices,
+    score as score,
+    worst_mistakes as worst_mistakes,
+)
+from torchcaps.evaluation.accuracy.few_labels import (
+    labels_needed as labels_needed,
+    log_area as log_area,
+)
+from torchcaps.evaluation.accuracy.multilabel import (
+    MultiLabel as MultiLabel,
+    label_hits as label_hits,
+    score_multilabel as score_multilabel,
+    top_labels as top_labels,
+)
+from torchcaps.evaluation.accuracy.temperature import (
+    HeldOutCalibration as HeldOutCalibration,
+    calibrate as calibrate,
+)
+from torchcaps.evaluation.comparison.compare import (
+    Comparison as Comparison,
+    RunsComparison as RunsComparison,
+    compare_answers as compare_answers,
+    compare_runs as compare_runs,
+)
+from torchcaps.evaluation.comparison.exact import (
+    equivalence_test as equivalence_test,
+    mcnemar as mcnemar,
+    mcnemar_power as mcnemar_power,
+    smallest_visible as smallest_visible,
+)
+from torchcaps.evaluation.comparison.uncertainty import (
+    holm as holm,
+    seeds_needed as seeds_needed,
+)
+from torchcaps.evaluation.decoding.reconstruction import (
+    Perturbation as Perturbation,
+    Reconstructions as Reconstructions,
+    perturb as perturb,
+    reconstructions as reconstructions,
+)
+from torchcaps.evaluation.decoding.segmentation import (
+    Segmentation as Segmentation,
+    Segments as Segments,
+    match_segments as match_segments,
+    score_segmentation as score_segmentation,
+    segment as segment,
+)
+from torchcaps.evaluation.robustness.affine import (
+    AffineCurve as AffineCurve,
+    AffineSweep as AffineSweep,
+    affine_sweep as affine_sweep,
+    transform_images as transform_images,
+)
+from torchcaps.evaluation.robustness.attack_sweep import (
+    AttackOutcome as AttackOutcome,
+    AttackSweep as AttackSweep,
+    MaskingCheck as MaskingCheck,
+    MaskingReport as MaskingReport,
+    attack_outcome as attack_outcome,
+    attack_sweep as attack_sweep,
+    masking_report as masking_report,
+)
+from torchcaps.evaluation.robustness.attacks import (
+    bim as bim,
+    carlini_wagner as carlini_wagner,
+    fgsm as fgsm,
+    full_margin_loss as full_margin_loss,
+    pgd as pgd,
+    sign_noise as sign_noise,
+    vote_attack as vote_attack,
+)
+from torchcaps.evaluation.robustness.detection import (
+    Detection as Detection,
+    Rejection as Rejection,
+    auroc as auroc,
+    detect_adversarial as detect_adversarial,
+    detection_threshold as detection_threshold,
+    reconstruction_distances as reconstruction_distances,
+    reject_by_length as reject_by_length,
+)
+from torchcaps.evaluation.robustness.equivariance import (
+    Equivariance as Equivariance,
+    equivariance as equivariance,
+)
+from torchcaps.evaluation.robustness.viewpoints import (
+    Matched as Matched,
+    ViewpointComparison as ViewpointComparison,
+    compare_viewpoints as compare_viewpoints,
+)
+from torchcaps.evaluation.routing.ablation import (
+    IterationDynamics as IterationDynamics,
+    RoutingAblation as RoutingAblation,
+    iteration_dynamics as iteration_dynamics,
+    routing_ablation as routing_ablation,
+)
+from torchcaps.evaluation.routing.coupling_maps import (
+    CouplingMaps as CouplingMaps,
+    coupling_maps as coupling_maps,
+)
+from torchcaps.evaluation.routing.couplings import (
+    CouplingDynamics as CouplingDynamics,
+    CouplingEntropy as CouplingEntropy,
+    ParseTree as ParseTree,
+    coupling_dynamics as coupling_dynamics,
+    coupling_entropy as coupling_entropy,
+    parse_tree as parse_tree,
+)
+from torchcaps.evaluation.routing.diagnosis import (
+    Diagnosis as Diagnosis,
+    LayerDiagnosis as LayerDiagnosis,
+    diagnose as diagnose,
+)
+from torchcaps.evaluation.routing.health import (
+    ActivationDecay as ActivationDecay,
+    CapsuleActivity as CapsuleActivity,
+    SignTest as SignTest,
+    Starvation as Starvation,
+    activation_decay as activation_decay,
+    capsule_activity as capsule_activity,
+    sign_test as sign_test,
+    starvation as starvation,
+)
+from torchcaps.evaluation.routing.layers import (
+    route_images as route_images,
+)
