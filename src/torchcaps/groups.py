@@ -118,7 +118,7 @@ def _check_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ..
     expected = "names" if str in kinds else "epochs"
     if is_pair:
         expected = "height and width in pixels"
-    fits = isinstance(items, list | tuple) and {*map(type, items)} <= {kinds[0]}
+    fits = isinstance(items, list | tuple) and set(map(type, items)) <= {kinds[0]}
     if not fits or (is_pair and len(items) != 2) or (int in kinds and min(items, default=1) < 1):
         raise ArgumentError(name, f"expected {expected}, got {value!r}")
     return tuple(items)

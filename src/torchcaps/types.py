@@ -178,7 +178,7 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
     if metadata.preprocess is not None:
         return metadata
     classes = getattr(model, "classes", ())
-    are_names = isinstance(classes, tuple) and {*map(type, classes)} <= {str}
+    are_names = isinstance(classes, tuple) and set(map(type, classes)) <= {str}
     return replace(
         metadata,
         classes=metadata.classes or (classes if are_names else ()),

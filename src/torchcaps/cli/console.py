@@ -57,8 +57,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     Numbers are aligned to the right. Where a row is too long, headings are broken between words,
     and the text of one column is wrapped. A word is never cut: with a long path, lines are longer.
     """
-    rows = [[*map(printable, row)] for row in rows]  # names of classes may be hostile
-    columns = [*zip(*rows, strict=True)]
+    rows = [list(map(printable, row)) for row in rows]  # names of classes may be hostile
+    columns = list(zip(*rows, strict=True))
     widths = []
     savings = []
     for column in columns:

@@ -69,7 +69,7 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
     if not name:
         raise UsageError("expected a command; see torchcaps --help")
     check_known("command", name, commands)
-    words = [*map(_normalize, words[1:])]
+    words = list(map(_normalize, words[1:]))
     import_modules(words)
     parser = _make_parser(name, commands[name], is_short=HELP_ALL not in words)
     values, unknown = parser.parse_known_intermixed_args(words)

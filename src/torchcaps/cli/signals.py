@@ -102,7 +102,7 @@ def _handling(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [*map(signal.signal, numbers, repeat(handler))]
+    before = list(map(signal.signal, numbers, repeat(handler)))
     try:
         yield
     finally:

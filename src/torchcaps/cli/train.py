@@ -112,7 +112,7 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
     options: dict[str, Any] = {"root": config.data.root, "device": config.training.device}
     evaluation = tc.evaluate(run, output=folder, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
-    lines = [*evaluation.table().lines]
+    lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"
     if control or has_control(run):
         second = tc.training.Run(folder / FOLDER)

@@ -148,7 +148,7 @@ def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
     first = _split_name("/".join(next(iter(scan.images), ("",))))[0]
     notes: tuple[str, ...] = ()
     if any(first + suffix in labels for suffix in LABEL_SUFFIXES):
-        entries = [*_labeled_images(path, scan, labels, None, request)]
+        entries = list(_labeled_images(path, scan, labels, None, request))
     else:
         scan = scan._replace(images=_unwrapped(scan.images))
         entries = label_files(scan, find_splits(path, scan), request)

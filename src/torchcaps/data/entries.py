@@ -120,7 +120,7 @@ def in_split(
     if any(splits):
         indices = [index for index, image_split in enumerate(splits) if image_split == split]
     elif request.classes is not None:
-        indices = [*range(len(labels))]
+        indices = list(range(len(labels)))
     elif split != "val":
         indices = default_split(name, labels, split, groups).tolist()
     if not indices:
@@ -167,9 +167,9 @@ def read_entries(
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
         targets[request.options.group_column or GROUP] = groups
     indices = in_split(name, [e.split for e in entries], first_labels, request, groups)
-    notes = (*_summary(name, entries, [*targets][1:], groups, len(indices), request), *notes)
+    notes = (*_summary(name, entries, list(targets)[1:], groups, len(indices), request), *notes)
 
-    files = [*dict.fromkeys(entry.file for entry in entries)]
+    files = list(dict.fromkeys(entry.file for entry in entries))
     readable = files
     if request.options.skip_damaged:
         problems = find_damaged(files, open_image)

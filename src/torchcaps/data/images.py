@@ -173,7 +173,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             if not isinstance(source, bytes):
                 check_regular(Path(source))
             file = io.BytesIO(source) if isinstance(source, bytes) else source
-            with Image.open(file, formats=[*FORMATS]) as image:
+            with Image.open(file, formats=list(FORMATS)) as image:
                 yield image
     except MemoryError as error:
         raise DataError(f"{name}: it does not fit into memory") from error

@@ -157,7 +157,7 @@ def _read_pairs(
         split_masks.append(resize_masks(masks[index], image.shape[1:]))
     check_sizes(name, images)
     targets = {"label": labels[indices], "mask": torch.cat(split_masks)}
-    return Dataset(torch.stack([*images.values()]), targets, table.names, name)
+    return Dataset(torch.stack(list(images.values())), targets, table.names, name)
 
 
 class _ClassTable(NamedTuple):
@@ -177,7 +177,7 @@ class _ClassTable(NamedTuple):
         if len(unknown):
             row, column = unknown[0]
             value = int(pixels[row, column])
-            pixel = f"color {(*value.to_bytes(3),)}" if self.is_colored else f"value {value}"
+            pixel = f"color {tuple(value.to_bytes(3))}" if self.is_colored else f"value {value}"
             raise DataError(
                 f"{file}: {pixel} at row {row}, column {column} is no class of {self.source}"
             )

@@ -192,7 +192,7 @@ def _read_single(path: Path) -> np.ndarray:
     """All sets of a file, which is expected to hold one: `[n, points, coordinates]`."""
     arrays = _read_arrays(path, ("x", "y"))
     if path.suffix.lower() == ".csv":
-        return np.concatenate([*arrays.values()])
+        return np.concatenate(list(arrays.values()))
     if "points" not in arrays:
         raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
     points = arrays["points"]
@@ -249,7 +249,7 @@ def _holds_points(path: Path) -> bool:
             columns = next(csv.reader([text.readline(10_000)]), [])
     except (OSError, ValueError, zipfile.BadZipFile, csv.Error):
         return False  # the reader of that ending says what is wrong
-    is_table = not {*FLAT_COLUMNS}.isdisjoint(columns)
+    is_table = not set(FLAT_COLUMNS).isdisjoint(columns)
     return not is_table and not {"shape", "x", "y"}.isdisjoint(columns)
 
 

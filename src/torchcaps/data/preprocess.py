@@ -189,7 +189,7 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
-            if {*map(type, (height, width, channels, crop or 0))} != {int}:
+            if set(map(type, (height, width, channels, crop or 0))) != {int}:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(

@@ -276,7 +276,7 @@ def verify_dataset(
 def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
     """One check per file; of a set without digests one per split that is in the folder."""
     if not all(info.sha256.values()):
-        return [*filter(None, (_count_images(info, folder, split) for split in SPLITS))]
+        return list(filter(None, (_count_images(info, folder, split) for split in SPLITS)))
     checks = []
     for file, digest in info.sha256.items():
         path = _locate(folder, file)

@@ -72,7 +72,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     with csv_rows(path) as rows:
         header = rows.fieldnames or ()
         is_plain = options == ReadOptions(skip_damaged=options.skip_damaged)
-        if {"image", "mask"} <= {*header} and is_plain:
+        if {"image", "mask"} <= set(header) and is_plain:
             return read_mask_table(path, rows, request)
         columns = _columns(path, header, options)
         entries, missing = _entries(path, rows, columns, options)
@@ -101,7 +101,7 @@ def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableCo
     """The columns that are read of a table with this header."""
     labels = tuple(name.strip() for name in (options.label_column or "").split(",") if name)
     is_tree = not (labels or options.label_separator or "label" in header)
-    is_tree = is_tree and not {*TREE_COLUMNS}.isdisjoint(header)
+    is_tree = is_tree and not set(TREE_COLUMNS).isdisjoint(header)
     file = "image" if labels and "image" in header and "file" not in header else FLAT_COLUMNS[0]
     labels = labels or FLAT_COLUMNS[1:]
     expected: Sequence[str] = (file, *labels)
@@ -170,9 +170,9 @@ def _row_labels(
         return (SEPARATOR.join(labels),)
     if separator:
         labels = [label.strip() for label in separator.join(labels).split(separator)]
-    labels = [*filter(None, labels)]  # an image may have fewer than others
+    labels = list(filter(None, labels))  # an image may have fewer than others
     if not labels:
         raise DataError(f"{line}: expected a label, got {separator!r} alone")
-    if len({*labels}) < len(labels):
+    if len(set(labels)) < len(labels):
         raise DataError(f"{line}: expected different labels of an image, got {', '.join(labels)}")
     return tuple(labels)

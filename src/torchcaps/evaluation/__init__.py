@@ -9,7 +9,7 @@ afterwards. Arguments that do not fit, or are out of range, raise ArgumentError,
 from torchcaps.registry import load_name, stub_names
 
 _MODULES = stub_names(__file__)
-__all__ = [*_MODULES]  # noqa: PLE0604 (names)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

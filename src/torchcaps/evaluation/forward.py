@@ -40,8 +40,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
     Afterwards every submodule has its own training flag back.
     """
-    modules = [*model.modules()]
-    flags = [*map(attrgetter("training"), modules)]
+    modules = list(model.modules())
+    flags = list(map(attrgetter("training"), modules))
     model.eval()
     try:
         yield

@@ -136,7 +136,7 @@ class FullyConnectedDecoder(nn.Module):
         check_known("init", init, get_args(Init))
         self.image_shape = image_shape
         widths = (num_capsules * pose_dim, *hidden, math.prod(image_shape))
-        linears = [*starmap(nn.Linear, pairwise(widths))]
+        linears = list(starmap(nn.Linear, pairwise(widths)))
         first, second, last = linears
         self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last, nn.Sigmoid())
         if init == "keras":

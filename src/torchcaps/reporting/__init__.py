@@ -44,7 +44,7 @@ _HOMES = {
     "report": "html",
     "save_figure": "api",
 }
-__all__ = [*_HOMES]  # noqa: PLE0604 (names)
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:

@@ -198,7 +198,7 @@ class Predictor:
             self.output.mkdir(parents=True, exist_ok=True)
         # All processes predict a batch together; whole images may be large.
         batch_size = ranks.world_size * (1 if is_dense else self.batch_size)
-        batches = iter(lambda: [*islice(elements, batch_size)], [])
+        batches = iter(lambda: list(islice(elements, batch_size)), [])
         shares = (batch[ranks.shard(len(batch))] for batch in batches)
         decoder = _Decoder(preprocess, is_dense)
         for batch in decode_batches(decoder, shares, self.workers, "inputs"):
@@ -274,7 +274,7 @@ def _complete(
             if choice is not None:
                 raise ArgumentError(option, "this task gives no activations of classes")
         return rows
-    activations = torch.tensor([[*row["activations"].values()] for row in rows])
+    activations = torch.tensor([list(row["activations"].values()) for row in rows])
     if top_k is not None:
         check_range("top_k", top_k, low=1, high=activations.shape[1])
     threshold: Any = unknown_below

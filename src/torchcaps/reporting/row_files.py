@@ -65,7 +65,7 @@ def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
             if isinstance(cell, float):
                 cells[name] = f"{cell:.{DIGITS}g}"
         if writer is None:
-            writer = csv.DictWriter(stream, [*cells], lineterminator="\n")
+            writer = csv.DictWriter(stream, list(cells), lineterminator="\n")
             writer.writeheader()
         writer.writerow(cells)
 

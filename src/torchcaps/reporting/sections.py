@@ -199,7 +199,7 @@ def summary(run: EvaluatedRun) -> Section:
     }
     if run.has_classes:
         rows |= score_rows(run)
-    blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], WORDS)]
+    blocks: list[Block] = [Table("The run", ("What", "Value"), list(rows.items()), WORDS)]
     if not run.has_classes:
         caption = f"Figures on {len(run.images):,} test images"
         # `table()` gives the heads of the columns, and the rows.

@@ -74,6 +74,6 @@ def collapse_warnings(
     silent = (is_constant & occurs).nonzero().flatten().tolist()
     if not silent:
         return []
-    names = join_names([*map(str, silent)], MAX_NAMES)
+    names = join_names(list(map(str, silent)), MAX_NAMES)
     advice = f"train longer, or {SATURATED_ADVICE}"
     return [f"class capsules {names} never change (dead or saturated): {advice}"]

@@ -6,7 +6,7 @@ Names are loaded when first used, so that a training imports no more than it nee
 from torchcaps.registry import load_name, stub_names
 
 _MODULES = stub_names(__file__)
-__all__ = [*_MODULES]  # noqa: PLE0604 (names)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

@@ -363,7 +363,7 @@ def _load_model(
 def _is_in_state(model: nn.Module) -> bool:
     """Whether the state of a model holds each of its tensors, once: it has no others."""
     state = model.state_dict(keep_vars=True)
-    saved = {*map(id, state.values())}
+    saved = set(map(id, state.values()))
     for module in model.modules():
         for value in (*vars(module).values(), *module._buffers.values()):
             if isinstance(value, Tensor) and id(value) not in saved:
@@ -388,7 +388,7 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     if num_classes == current_number:
         return model
 
-    changes = {"classes": [*range(num_classes)], "options": options}
+    changes = {"classes": list(range(num_classes)), "options": options}
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized

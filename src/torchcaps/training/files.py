@@ -242,7 +242,7 @@ def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) 
     """
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
-        crc = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), crc)
+        crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
         content_bytes = tensor.detach().reshape(-1).view(torch.uint8)
         crc = zlib.crc32(content_bytes.numpy().data, crc)
     return crc

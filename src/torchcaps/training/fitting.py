@@ -168,7 +168,7 @@ def _fit_data(
             raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
         return training.loaders.loader_data(data, val_images, config, model)
     images = as_set(data, labels, model)
-    notes = [*images.notes]
+    notes = list(images.notes)
     if val_images is None:
         return *split(images, config), notes
     return images, match_classes(val_images, images.classes), notes

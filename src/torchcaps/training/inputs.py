@@ -234,7 +234,7 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str
     are_numbers = labels.dtype.kind in "biuf" and bool((labels == np.rint(labels)).all())
     if labels.size == 0 or not (are_names or are_numbers) or (are_numbers and labels.min() < 0):
         raise ArgumentError(
-            "labels", f"expected whole numbers from 0, or names, got {[*labels[:3]]}"
+            "labels", f"expected whole numbers from 0, or names, got {list(labels[:3])}"
         )
     if are_numbers:
         largest = int(labels.max())

@@ -256,9 +256,9 @@ class Trainer:
         fraction_trained = min(1.0, state.step / self.planned_steps)
         self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
         scalars = {name: loss.detach() for name, loss in self.losses.items() if loss.dim() == 0}
-        means = torch.stack([*scalars.values()])
+        means = torch.stack(list(scalars.values()))
         num_samples = self.ranks.shard_size(len(batch.indices))
-        self._unread.append((state.step, lr, num_samples, [*scalars], means))
+        self._unread.append((state.step, lr, num_samples, list(scalars), means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._read_losses()
         state.step += 1

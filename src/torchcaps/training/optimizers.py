@@ -51,7 +51,7 @@ def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.opti
     parameters = trainable_parameters(task)
     build = OPTIMIZERS[settings.name]
     try:
-        optimizer = build([*parameters.items()], settings.lr or 0.0, settings)
+        optimizer = build(list(parameters.items()), settings.lr or 0.0, settings)
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             "optimizer_options",
@@ -120,7 +120,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Para
         )
     for parameter in frozen.values():
         parameter.requires_grad_(False)
-    return [*frozen.values()]
+    return list(frozen.values())
 
 
 def frozen_modules(model: nn.Module) -> list[nn.Module]:

@@ -280,7 +280,7 @@ def _facts(run: Run) -> dict[str, str]:
         best = format_metric(key, max(row[key] for row in epochs))
         facts["validation"] = f"{in_words(run.score)} {best} at epoch {run.best_epoch}"
     if figures := run.figures:
-        metrics = [*numbers(figures).items()][:MAX_METRICS]
+        metrics = list(numbers(figures).items())[:MAX_METRICS]
         summary = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics)
         facts["test"] = f"{summary} of {figures.get('num_samples', 0):,} test images"
     return facts

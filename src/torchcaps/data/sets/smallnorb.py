@@ -245,7 +245,7 @@ def split_views(images: Dataset, by: str) -> Views:
     """
     check_known("viewpoint", by, FAMILIAR)
     if by not in images.targets:
-        raise DataError(f"{images.name}: expected the target {by!r}, got {[*images.targets]}")
+        raise DataError(f"{images.name}: expected the target {by!r}, got {list(images.targets)}")
     is_familiar = torch.isin(images.targets[by], torch.tensor(FAMILIAR[by]))
     familiar, novel = (side.nonzero().flatten() for side in (is_familiar, ~is_familiar))
     if not (len(familiar) and len(novel)):

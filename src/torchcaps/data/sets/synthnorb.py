@@ -86,7 +86,7 @@ def render_synthnorb(
     check_range("jitter", jitter, low=0, high=0.5)
 
     categories = range(len(SMALLNORB.classes))
-    scenes = torch.tensor([*product(categories, toys, elevations, azimuths, lightings)])
+    scenes = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
     images = torch.empty(len(scenes), 2 if stereo else 1, size, size, dtype=torch.uint8)
     views = images.unflatten(0, (-1, len(elevations), len(azimuths), len(lightings)))
     lamps = [LAMPS[code] for code in lightings]

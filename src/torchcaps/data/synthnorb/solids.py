@@ -289,7 +289,7 @@ SHAPES: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": 
 
 @cache
 def _read_toys() -> list[dict[str, list[list[Any]]]]:
-    return [*tomllib.loads(Path(__file__).with_name("toys.toml").read_text("utf-8")).values()]
+    return list(tomllib.loads(Path(__file__).with_name("toys.toml").read_text("utf-8")).values())
 
 
 def make_toy(category: int, instance: int, seed: int = 0, *, jitter: float = JITTER) -> list[Solid]:

@@ -166,7 +166,7 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
         ArgumentError: for no set, or tensors that do not fit.
     """
     check_range("number of layers", len(activations), low=1)
-    activities = [*map(capsule_activity, activations.values())]
+    activities = list(map(capsule_activity, activations.values()))
     medians = tuple(activity.median for activity in activities)
     strongest = tuple(activity.strongest for activity in activities)
     return ActivationDecay(tuple(activations), medians, strongest)

@@ -60,7 +60,7 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
                 straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
                 tensors = (*trace[:4], children[name].activation, straight)
                 parts[name].append([tensor.cpu() for tensor in tensors])
-    joined = {name: [*map(torch.cat, zip(*rows, strict=True))] for name, rows in parts.items()}
+    joined = {name: list(map(torch.cat, zip(*rows, strict=True))) for name, rows in parts.items()}
     return RoutedImages(
         torch.cat(activations),
         {
