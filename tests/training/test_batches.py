@@ -1,6 +1,5 @@
 """Where the batches of a step come from."""
 
-from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -55,12 +54,6 @@ def test_composites_of_a_step_are_the_same_however_many_steps_are_left_out(image
     batches = list(source.epoch(1))
     assert torch.equal(next(source.epoch(1, start=1)).inputs, batches[1].inputs)
     assert not torch.equal(next(source.epoch(0)).inputs, batches[0].inputs)
-
-
-def test_a_last_batch_that_is_too_small_joins_the_one_before_it(images):
-    source = source_of(images.subset(range(9)), batch_size=4)
-    source.task.spec = replace(source.task.spec, smallest_batch=2)
-    assert [len(batch) for batch in indices_of(source, epoch=0)] == [4, 5]
 
 
 class Counted(nn.Module):
@@ -125,27 +118,11 @@ def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():
     torch.testing.assert_close(*weights)
 
 
-@pytest.mark.parametrize(("settings", "accuracy"), [({}, 1.0), ({"flip": True}, 0.5)])
-def test_what_an_augmentation_takes_away_cannot_be_learned(settings, accuracy):
-    """The class is the bright side. Of images that are mirrored at random no label is left."""
-    images = torch.zeros(200, 1, 4, 4)
-    labels = torch.arange(200) % 2
-    images[labels == 0, :, :, :2] = 1
-    images[labels == 1, :, :, 2:] = 1
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    _, history = tc.fit(
-        model, images, labels, epochs=6, batch_size=20, lr=0.05, verbose=False, **settings
-    )
-    assert history[-1]["train_accuracy"] == pytest.approx(accuracy, abs=0.12)
-
-
 @pytest.mark.parametrize(
     "sample",
     [
         (pixels(3), torch.tensor([2, 0, 1])),
         [pixels(3), torch.tensor([2, 0, 1]), "more"],
-        {"image": pixels(3), "label": torch.tensor([2, 0, 1])},
         {"pixel_values": pixels(3), "labels": ["2", "0", "1"]},
         tc.data.Batch(pixels(3), {"label": torch.tensor([2, 0, 1])}, torch.arange(3)),
     ],

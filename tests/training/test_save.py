@@ -228,7 +228,6 @@ def test_builders_without_a_name_and_options_that_are_no_json_are_refused(own_ne
     "change",
     [
         {"spec": {"activation": 3}},
-        {"spec": {"code": "x"}},
         {"options": {"wide": 3}},
         {"preprocess": {"img_size": "x"}},
     ],

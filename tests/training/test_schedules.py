@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from checks import column
 from torchcaps.errors import ArgumentError
-from torchcaps.training import TrainConfig, register_optimizer, register_schedule
-from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer
-from torchcaps.training.schedules import SCHEDULES, learning_rate_factor, set_learning_rate
+from torchcaps.training import TrainConfig, register_schedule
+from torchcaps.training.optimizers import create_optimizer
+from torchcaps.training.schedules import SCHEDULES, learning_rate_factor
 
 
 def factors(total, lr_restarts=(0.0,), **settings):
@@ -119,19 +118,3 @@ def test_options_that_an_optimizer_does_not_take_are_refused(options):
     config = TrainConfig.of(lr=0.1, optimizer_options=options)
     with pytest.raises(ArgumentError, match="^optimizer_options: "):
         create_optimizer(torch.nn.Linear(3, 1), config.optimizer)
-
-
-def test_a_registered_optimizer_may_have_groups_with_rates_of_their_own():
-    with OPTIMIZERS.restored():
-
-        @register_optimizer("slow_bias")
-        def slow_bias(parameters, lr, settings):
-            weight, bias = dict(parameters).values()
-            share = settings.options["share"]
-            return torch.optim.SGD([{"params": weight}, {"params": bias, "lr": lr * share}], lr)
-
-        config = TrainConfig.of(optimizer="slow_bias", lr=0.5, optimizer_options={"share": 0.5})
-        optimizer = create_optimizer(torch.nn.Linear(3, 1), config.optimizer)
-        for factor in (0.5, 1.0):
-            assert set_learning_rate(optimizer, factor, scale=0.5) == 0.25 * factor
-            assert column(optimizer.param_groups, "lr") == [0.25 * factor, 0.125 * factor]

