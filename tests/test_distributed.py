@@ -1,6 +1,6 @@
 """What the processes of one run exchange.
 
-torchrun starts this file, and each process writes how its checks went.
+This file is started once for each of them, as torchrun does, and writes how its checks went.
 """
 
 import copy
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed as dist, nn
 
 from torchcaps import distributed
 from torchcaps.data import Dataset
@@ -304,9 +304,6 @@ def run_checks(folder):
 
 
 def lose_one(folder, victim):
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # torchrun sends it when a process is lost, and SIGKILL 30 s later
     with init(os.environ, "cpu") as ranks:
         task = data_parallel(nn.Linear(9, 9), ranks)
         try:
@@ -324,29 +321,33 @@ def lose_one(folder, victim):
 
 def launch(folder, world, *arguments):
     """Results by rank, and what was printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={world}",
-        __file__,
-    ]
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     environ = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(distributed.__file__).parents[1]),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    process = subprocess.run(
-        [*command, str(folder), *arguments],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder), *arguments],
+            env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        printed = "".join(process.communicate(timeout=120)[0] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
     results = {int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")}
-    return results, process.stdout + process.stderr
+    return results, printed
 
 
 @pytest.fixture(scope="module", params=WORLDS)

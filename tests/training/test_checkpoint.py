@@ -114,8 +114,8 @@ def test_every_bit_that_flips_is_noticed(tmp_path):
     content = path.read_bytes()
     random = Random(7)
     header_bits = 8 * (8 + int.from_bytes(content[:8], "little"))
-    bits = random.sample(range(header_bits), 300)
-    bits += random.sample(range(header_bits, 8 * len(content)), 300)
+    bits = random.sample(range(header_bits), 150)
+    bits += random.sample(range(header_bits, 8 * len(content)), 50)
     for bit in bits:
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -289,9 +289,8 @@ def test_an_option_that_a_model_does_not_take_is_named(options):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("options", [{}, {"pretrained": True}])
-def test_a_saved_model_is_loaded_with_its_outputs(tmp_path, options):
-    model = tc.create_model("efficient_capsnet", **options).eval()
+def test_a_saved_model_is_loaded_with_its_outputs(tmp_path):
+    model = tc.create_model("efficient_capsnet", pretrained=True).eval()
     path = tc.save(model, tmp_path / "model.safetensors")
     loaded = tc.load(path)
     images = torch.rand(2, 1, 28, 28)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+import torch
 
 from checks import column
 from torchcaps.errors import ArgumentError, RunError
@@ -20,10 +22,17 @@ SENTENCE = (
 )
 
 
-@pytest.fixture
-def complete(bars, tmp_path):
+@pytest.fixture(scope="module")
+def complete_run(bars, tmp_path_factory):
     """A run of two epochs of three steps."""
-    return train(tiny(bars), tmp_path / "run")
+    torch.set_num_threads(1)
+    return train(tiny(bars), tmp_path_factory.mktemp("complete") / "run")
+
+
+@pytest.fixture
+def complete(complete_run, tmp_path):
+    """A copy of it, to be extended."""
+    return Run(shutil.copytree(complete_run.path, tmp_path / "run"))
 
 
 def extend(run, epochs=4, **arguments):

@@ -75,6 +75,14 @@ def refused(path, read=load):
         ({"preprocess": 5}, "preprocess: expected img_size [height, width] and in_chans, got 5"),
         ({"preprocess": {"img_size": [20, 18], "in_chans": True}}, "preprocess: expected"),
         ({"preprocess": {"img_size": [8000, 8000], "in_chans": 3}}, "size mismatch"),
+        (
+            {"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 3}},
+            "img_size: expected at most 8192 pixels a side",
+        ),
+        (
+            {"model": "cnn_smallnorb", "options": {"hidden": [1] * 200_000}},
+            "layers: expected at most 100, got 200002",
+        ),
     ],
 )
 def test_a_description_is_checked_before_it_is_built(path, state, change, complaint):

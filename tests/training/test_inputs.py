@@ -223,6 +223,7 @@ def test_a_loader_keeps_its_batches_and_workers(workers):
     model, history = tc.fit(linear(), loader, callbacks=[watch], epochs=1, holdout=0.25)
     assert [row["images"] for row in history] == [18]
     assert len(watch.steps) == 4  # 18 samples by 5
+    assert "1 epoch of batch 5" in watch.messages[0]
     assert model.classes == ("0", "1", "2")
 
 
@@ -259,7 +260,12 @@ def test_other_data_is_refused_in_one_sentence(data, sentence):
 
 def test_settings_that_a_loader_decides_are_refused():
     loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=8)
-    for setting in ({"batch_size": 4}, {"balance": True}, {"epoch_size": 9}):
+    for setting in (
+        {"labels": labels()},
+        {"batch_size": 4},
+        {"balance": True},
+        {"epoch_size": 9},
+    ):
         [name] = setting
         with pytest.raises(ArgumentError, match=f"{name}: expected none beside a DataLoader"):
             tc.fit(linear(), loader, epochs=1, **setting)
@@ -351,7 +357,7 @@ def test_several_classes_and_masks_are_trained_from_arrays_and_loaders(given, ta
 
 def test_a_task_says_which_target_it_lacks_and_what_to_pass():
     with pytest.raises(
-        ArgumentError, match="needs the target 'mask', and .* has label; give it by"
+        ArgumentError, match="segment takes images with masks, got .* label; give 'mask' by name"
     ):
         tc.fit(nn.Conv2d(1, 1, 3, padding=1), pixels(), labels(), task="segment")
     with pytest.raises(ArgumentError, match=r"labels: expected 0 and 1 \[n, classes\], got 0 to 2"):

@@ -21,6 +21,11 @@ from torchcaps.training.recipes import RECIPES
 
 from .makers import TINY, stop_after
 
+# Models of millions of weights take their time.
+SMALL = {
+    "capsnet": TINY,
+    "matrix_caps_small": {"channels": 2, "primary_types": 2, "types": [2, 2]},
+}
 GOOD = 'title = "a title"\npublished = "nothing"\n[run]\nepochs = 3\n'
 
 
@@ -82,8 +87,8 @@ def test_a_recipe_takes_a_step(name, tmp_path):
     recipe = load_recipe(name)
     config = recipe.resolve(recipe.rows_of("small")[0], "small", batch_size=2)
     config = config.updated(data=write_set(tmp_path, config), holdout=0.25, device="cpu")
-    if config.model.name == "capsnet":  # millions of weights take their time
-        config = config.updated(model_options=config.model.options | TINY)
+    options = config.model.options | SMALL.get(config.model.name, {})
+    config = config.updated(model_options=options)
     with pytest.raises(Interrupted, match="stopped after step 1 of"):
         train(config, tmp_path / "run", callbacks=[stop_after(1)])
 
