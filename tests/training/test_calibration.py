@@ -10,7 +10,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import RunError
 from torchcaps.evaluation import calibrate
 from torchcaps.evaluation.forward import image_activations
-from torchcaps.training import Interrupted, TrainConfig, load, train
+from torchcaps.training import Interrupted, Run, TrainConfig, load, train
 from torchcaps.training.calibration import read_calibration
 from torchcaps.training.sampling import split
 
@@ -18,8 +18,8 @@ from .fixtures import run as run, trained as trained
 from .makers import stop_after, tiny
 
 
-def test_it_is_of_the_best_model_and_the_held_out_images(bars, tmp_path):
-    run = train(tiny(bars, epochs=3, lr=0.01), tmp_path / "run")
+def test_it_is_of_the_best_model_and_the_held_out_images(bars, trained):
+    run = Run(trained)
     images = load_dataset(str(bars), "train")
     _, val_images = split(images, run.config)
     activations = image_activations(load(run.path), val_images.float_images())

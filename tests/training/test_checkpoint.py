@@ -195,14 +195,6 @@ def test_an_interrupted_write_leaves_the_old_file_alone(tmp_path, error):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_place_below_a_file_is_named_with_the_reason(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    for write in (lambda p: write_json(p, {}), lambda p: save_tensors(p, {"a": torch.ones(1)}, {})):
-        with pytest.raises(TrainingError, match=r"file/x: cannot be written \(Not a directory"):
-            write(tmp_path / "file" / "x")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_a_truncated_file_is_named(model_file):
     content = model_file.read_bytes()
     for length in (0, 4, 100, len(content) // 2, len(content) - 1):

@@ -303,12 +303,6 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     with pytest.raises(Interrupted):
         train(tiny(data), tmp_path / "run", callbacks=[stop_after(1)])
     before = (tmp_path / "run" / LAST).read_bytes()
-    for changes in ({"count": 66}, {"classes": 4}):
-        write_bars(data, **changes)
-        with pytest.raises(RunError, match="checksum of images and labels was"):
-            resume(tmp_path / "run")
-
-    write_bars(data)
     arrays = dict(np.load(data))
     brighter = arrays["images"].copy()
     brighter[0, 0, 0] ^= 1
@@ -426,8 +420,6 @@ def test_training_ends_with_the_epoch_that_reaches_the_score_to_stop_at(bars, tm
     assert column(rows, "epoch") == [1]
     resume(run.path)  # it stays ended
     assert run.rows == rows
-    run = train(tiny(bars, stop_at=1.0, lr=1e-7), tmp_path / "never")
-    assert len(run.epochs) == 2
 
 
 def test_a_crop_is_what_the_model_takes_and_what_prediction_does(bars, tmp_path):

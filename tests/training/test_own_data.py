@@ -8,14 +8,13 @@ import torch
 from PIL import Image
 
 from data.makers import write_medmnist
-from torchcaps import create_model, evaluate, predict
+from torchcaps import evaluate, predict
 from torchcaps.data import load_dataset
-from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import MultiLabel
-from torchcaps.training import fit, load, train
+from torchcaps.training import load, train
 from torchcaps.training.sampling import read_images
 
-from .makers import TINY, Watch, tiny
+from .makers import Watch, tiny
 
 
 @pytest.fixture
@@ -95,10 +94,3 @@ def test_several_labels_an_image_are_learned(halves, tmp_path):
     for row in predict(run, [halves.with_name(f"{index}.png") for index in range(4)]):
         present = [name for name, length in row["activations"].items() if length >= 0.5]
         assert row["label"] == " + ".join(present)
-
-
-def test_a_reconstruction_of_several_labels_is_refused(halves):
-    images = load_dataset(halves, label_column="color,side")
-    model = create_model("capsnet", num_classes=4, in_chans=3, img_size=18, **TINY)
-    with pytest.raises(ArgumentError, match="what each labeled class looks like alone"):
-        fit(model, images, epochs=1, reconstruction=0.1)

@@ -29,11 +29,6 @@ SMALL = {
 GOOD = 'title = "a title"\npublished = "nothing"\n[run]\nepochs = 3\n'
 
 
-def test_there_are_recipes_for_a_start_and_for_the_papers():
-    names = {"capsnet-digits", "capsnet-mnist", "capsnet-mnist-table", "multimnist", "affnist"}
-    assert names <= set(list_recipes())
-
-
 def write_set(folder, config):
     """Random images of the size, channels and number of classes that a recipe is for.
 
@@ -126,12 +121,6 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
     assert recipe.rows_of("small") == (first,)
     with pytest.raises(UnknownNameError, match="unknown budget of mine 'hour'"):
         recipe.rows_of("hour")
-
-
-def test_a_recipe_is_read_from_a_file(tmp_path):
-    (tmp_path / "mine.toml").write_text(GOOD)
-    recipe = load_recipe(str(tmp_path / "mine.toml"))
-    assert (recipe.name, recipe.title, recipe.config.training.epochs) == ("mine", "a title", 3)
 
 
 def test_an_unknown_recipe_suggests_the_nearest():

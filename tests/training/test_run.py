@@ -118,13 +118,6 @@ def test_a_damaged_configuration_is_named_with_its_fault(run, content, complaint
     assert complaint in str(raised.value)
 
 
-def test_rows_come_back_in_order(run):
-    for row in ROWS:
-        append_metrics(run, row)
-    assert run.metrics_path.read_text().splitlines() == list(map(json.dumps, ROWS))
-    assert run.rows == ROWS
-
-
 def test_a_row_that_is_written_only_in_part_is_removed(run, monkeypatch):
     append_metrics(run, ROWS[0])
 

@@ -71,23 +71,6 @@ def test_every_epoch_takes_every_image_once_in_its_own_order():
     assert len(orders) == 3
 
 
-def random_choices(seed):
-    """The order of an epoch, and the images of a step."""
-    config = TrainConfig.of(seed=seed, shift=2)
-    return epoch_permutation(config, 2, torch.zeros(50)), augment(images_of(), config, 7)
-
-
-def test_order_and_augmentation_come_from_seed_and_place_alone():
-    torch.manual_seed(5)
-    expected = random_choices(seed=1)
-    torch.manual_seed(6)
-    repeated = random_choices(seed=1)
-    different = random_choices(seed=2)
-    for n in range(2):
-        assert torch.equal(expected[n], repeated[n])
-        assert not torch.equal(expected[n], different[n])
-
-
 @pytest.mark.parametrize(("holdout", "expected"), [(0.1, 3), (6, 6), (6.0, 6)])
 def test_holding_out_takes_a_share_or_a_count_and_loses_no_image(holdout, expected):
     images = set_of([0] * 20 + [1] * 10)

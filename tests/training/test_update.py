@@ -85,13 +85,6 @@ def test_parameters_are_released_after_the_training(images):
     assert frozen == ["head.0.bias"]
 
 
-def test_the_optimizer_has_trained_parameters_alone():
-    model = Network()
-    model.stem.requires_grad_(False)
-    (group,) = optimizer_of(model).param_groups
-    assert_equal(group["params"], [*model.head.parameters()])
-
-
 @pytest.mark.parametrize(
     ("patterns", "sentence"),
     [
