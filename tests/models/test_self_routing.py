@@ -68,21 +68,6 @@ def test_the_likelihood_is_of_one_class():
 
 
 @pytest.mark.parametrize(
-    ("img_size", "positions"),
-    [
-        (5, 4),
-        ((9, 30), 3 * 8),
-        (33, 9 * 9),
-    ],
-)
-def test_any_size(img_size, positions):
-    model = make_model(7, 2, img_size, types=2, dim=4)
-    capsules = model.capsules(torch.rand(1, *model.image_shape))
-    assert capsules.pose.shape == (1, 7, 4)
-    assert model.class_capsules.votes.sizes.children == positions * 2
-
-
-@pytest.mark.parametrize(
     ("head", "depth", "layer"),
     [
         ("self_routing", 2, "conv_capsules"),
