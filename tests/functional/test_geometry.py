@@ -10,17 +10,6 @@ from torchcaps.testing import seeded
 LAYERS = [(5, 2), (3, 2), (3, 1)]
 
 
-def test_votes_have_the_pose_on_the_left():
-    pose = torch.randn(2, 3, 5, 16, generator=seeded())
-    weight = torch.randn(5, 4, 4, 4, generator=seeded(1))
-    votes = matrix_votes(pose, weight)
-    assert votes.shape == (2, 3, 5, 4, 16)
-    for i in range(5):
-        for j in range(4):
-            expected = pose[1, 2, i].view(4, 4) @ weight[i, j]
-            torch.testing.assert_close(votes[1, 2, i, j].view(4, 4), expected)
-
-
 def test_poses_need_not_be_square():
     pose = torch.randn(2, 5, 6, generator=seeded())
     weight = torch.randn(5, 4, 3, 7, generator=seeded(1))

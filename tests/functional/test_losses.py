@@ -7,14 +7,6 @@ from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.tasks.collapse import plateau
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"), [(0.0, 0.81), (1.0, 3.645), (0.9, 9 * 0.5 * 0.64), (0.1, 0.64)]
-)
-def test_margin_of_equal_lengths(length, expected):
-    loss = margin_loss(torch.full((4, 10), length), torch.tensor([0, 3, 5, 9]))
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(("classes", "expected"), [(10, 0.5236), (2, 0.2133)])
 def test_the_plateau_is_the_least_loss_of_equal_lengths(classes, expected):
     lengths = torch.linspace(0, 1, 2001)

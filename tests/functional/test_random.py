@@ -84,12 +84,3 @@ def test_out_of_range(options, message):
         create_router("random", **options)
     with pytest.raises(ValueError, match=message):
         random_routing(random_votes(), **options)
-
-
-def test_it_compiles_whole(request):
-    if request.config.getoption("--typecheck"):
-        pytest.skip("compiled functions cannot be traced through the checks of shapes")
-    router = create_router("random")
-    votes = random_votes()
-    compiled = torch.compile(router, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(votes).pose, router(votes).pose)

@@ -145,16 +145,3 @@ def test_another_routing_gets_votes(routing, options, children):
     parents = layer(children)
     assert torch.equal(parents.pose, expected.pose)
     assert torch.equal(parents.activation, expected.activation)
-
-
-@pytest.mark.parametrize("share", SHARES)
-def test_it_starts_neither_dead_nor_saturated(share):
-    model = tc.create_model("affcaps", share=share, decoder=False)
-    lengths = model(torch.rand(2, 1, 40, 40))
-    assert 0.02 < lengths.mean() < 0.9
-
-
-def test_another_number_of_children():
-    message = r"children: expected \[batch, children=12, dim=8\], got \[batch=2, children=11"
-    with pytest.raises(ValueError, match=message):
-        make_layer(iterations=1)(torch.zeros(2, 11, 8))

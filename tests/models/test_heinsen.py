@@ -39,10 +39,3 @@ def test_the_smallest_batch(side, smallest):
     model = tc.create_model("heinsen_2019", img_size=side, channels=8, parts=4).train()
     assert model.spec.smallest_batch == smallest
     assert model(torch.rand(smallest, 2, side, side)).isfinite().all()
-
-
-def test_a_map_of_one_position_needs_two_images():
-    """Batch norm in training needs two values of each channel."""
-    model = tc.create_model("heinsen_2019", img_size=29, channels=8, parts=4).train()
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        model(torch.rand(1, 2, 29, 29))

@@ -97,12 +97,6 @@ def test_a_capsule_network_tells_of_its_routing_and_classes():
     assert "classes: 10" in Page(model._repr_html_()).text
 
 
-def test_one_iteration_is_in_the_singular():
-    model = tc.create_model("matrix_caps", **SMALL["matrix_caps"] | {"iterations": 1})
-    kind = rows_of(model)["conv_capsules.0"][0]
-    assert kind == "ConvCaps 3 × 3, stride 2, em routing, 1 iteration"
-
-
 def test_a_function_as_router_is_named_and_not_called():
     def never(votes, activation):
         raise AssertionError("called")

@@ -21,7 +21,6 @@ SMALL = {
     "recognition": 5,
     "generation": 6,
 }
-LARGE = {"in_chans": 1, "img_size": 72, "capsules": 2, "recognition": 1, "generation": 40}
 LAST_ROW = torch.tensor([0.0, 0.0, 1.0])
 KINDS = [{"pose": "translation"}, {"pose": "affine"}, {"pose": "affine", "constrained": True}]
 
@@ -165,16 +164,6 @@ def test_capsules_of_another_model():
     capsules = small_model(capsules=5).capsules(IMAGES)
     with pytest.raises(ValueError, match=r"capsules: expected \[batch=3, capsules=4, dim=2\], got"):
         small_model().reconstruct(capsules)
-
-
-def test_large_images_are_drawn_smaller_and_enlarged():
-    model = TransformingAutoencoder(**LARGE)
-    height, width = model.draw_size
-    assert 28 <= height < 72
-    capsules = model.capsules(torch.rand(2, 1, 72, 72))
-    assert model.draw(capsules).shape == (2, 1, height, width)
-    assert model.reconstruct(capsules).shape == (2, 1, 72, 72)
-    assert model.strokes().shape == (2, 40, height, width)
 
 
 def test_recognition_alone():

@@ -142,16 +142,6 @@ def test_a_shuffled_tree_is_drawn_by_the_generator_and_saved_with_the_weights():
     assert FINEST_PRIOR not in small_model().state_dict()
 
 
-def test_couplings_of_one_iteration_are_the_prior():
-    model = small_model(iterations=1)
-    with tc.record_routing(model) as record:
-        model(torch.rand(3, 1, 12, 9))
-    assert list(record) == [f"level_capsules.{level}" for level in range(3)]
-    coupling = record["level_capsules.2"][0].coupling
-    prior = model.level_capsules[2].router.prior[4:].softmax(dim=1)
-    torch.testing.assert_close(coupling[:, 4:], prior.expand(3, 3, 5))
-
-
 def test_couplings_can_be_made_equal():
     model = small_model()
     for layer in model.level_capsules:

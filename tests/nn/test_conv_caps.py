@@ -172,12 +172,14 @@ def test_vector_capsules_start_with_parents_that_learn(layer_class, kernel, stri
         ConvCaps(2, 3, 3, 2, iterations=2, bias=True),
         ConvCaps(2, 3, convention="space"),
         ConvCaps(2, 3, impl="reference"),
-        ClassCaps(2, 3, centers=([k / 10 for k in range(6)],) * 2, bias=True, iterations=1),
+        # Loops are compiled for more weights, which takes seconds.
+        ClassCaps(2, 3, centers=([k / 10 for k in range(4)],) * 2, bias=True, iterations=1),
     ],
     ids=["conv", "stride", "space", "reference", "class"],
 )
 def test_properties(layer):
-    testing.check_module(layer, matrix_capsules(3))
+    side = 4 if isinstance(layer, ClassCaps) else 6
+    testing.check_module(layer, matrix_capsules(3, side, side))
 
 
 def test_properties_of_primary_capsules():
@@ -212,9 +214,3 @@ def test_fewer_iterations_of_em_keep_the_effective_cost():
     assert shorter.inverse_temperature == (1.0, 2.0)
     assert shorter.beta_a.item() / 2.0 == router.beta_a.item() / 4.0
     assert router.with_iterations(3).beta_a.item() == router.beta_a.item() == 3.0
-
-
-def test_a_convolution_says_its_windows_and_its_padding():
-    padded = repr(ConvCaps(2, 3, kernel_size=3, stride=2, padding=1))
-    assert "kernel_size=3, stride=2, padding=1, convention=" in padded
-    assert "kernel_size=3, stride=1, convention=" in repr(ConvCaps(2, 3))

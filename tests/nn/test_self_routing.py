@@ -146,15 +146,3 @@ def test_properties_of_a_layer_of_choices():
     check_module(layer, random_capsules(3, 4, 3))
     small = make_layer(LayerSizes(3, 2, 2, 2), PoseVotes)
     check_module_gradients(small, random_children(2, 3, 2))
-
-
-def count_parameters(layer):
-    return sum(parameter.numel() for parameter in layer.parameters())
-
-
-def test_parameters_of_the_paper():
-    """K^2 A B (D C + C + 1), and without pose K^2 A B (C + 1)."""
-    conv = RoutedLayer(LinearVotes(LayerSizes(9 * 32, 16, 32, 16)), "self_routing")
-    last = RoutedLayer(PoseVotes(LayerSizes(64 * 32, 16, 10, 16)), "self_routing")
-    assert count_parameters(conv) == 9 * 32 * 32 * (16 * 16 + 16 + 1)
-    assert count_parameters(last) == 64 * 32 * 10 * 17

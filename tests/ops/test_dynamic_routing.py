@@ -111,12 +111,11 @@ def test_precision_and_several_blocks(sizes, dtype, tolerance):
 
 
 @pytest.mark.parametrize("field", [DenseField(), ConvField(4, 4, 3)])
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8, 1e8, 1e18, 1e30])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8])
 def test_zero_vectors_and_sizes(field, scale):
     layer = Layer(field, types=4, dtype=torch.float32, scale=scale)
     assert_finite(run_layer(layer, "dynamic", "blocked"))
-    if scale <= 1:  # beyond, the softmax is a hard choice and ties are decided by rounding
-        assert compare(layer, tolerance=1e-5) == ["blocked"]
+    assert compare(layer, tolerance=1e-5) == ["blocked"]
 
 
 @pytest.mark.parametrize("repeats", [2, 9])

@@ -203,15 +203,3 @@ def test_survey_names_an_implementation_of_each_operator():
 def test_implementations_are_listed():
     assert ops.implementations("conv2d") == ["auto", "reference", "blocked"]
     assert {"blocked", "numba"} < set(ops.implementations("em_routing"))
-
-
-@pytest.mark.slow
-def test_an_exported_program_has_no_operator_of_this_library():
-    class Routing(torch.nn.Module):
-        def forward(self, pose, weight):
-            operands = {"pose": pose, "weight": weight, "activation": pose[..., 0], "bias": None}
-            return ops.dynamic_routing(LINEAR.votes(LINEAR.tensors() | operands)).pose
-
-    tensors = LINEAR.tensors()
-    program = torch.export.export(Routing(), (tensors["pose"].detach(), tensors["weight"].detach()))
-    assert "torchcaps" not in str(program.graph)
