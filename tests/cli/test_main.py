@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
 import sys
@@ -115,3 +116,27 @@ def test_characters_that_an_encoding_lacks_are_escaped(monkeypatch):
     assert main_module.main(["data", "list"]) == 0
     stream.flush()
     assert rb"1\xd728\xd728" in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("reader", "err"),
+    [("full", "torchcaps: error: output: No space left on device\n"), ("gone", "")],
+)
+def test_output_that_nobody_takes_ends_without_a_traceback(monkeypatch, capsys, reader, err):
+    if reader == "full":
+        stream = open("/dev/full", "w")  # noqa: SIM115
+    else:
+        end, beginning = os.pipe()
+        os.close(end)
+        stream = os.fdopen(beginning, "w")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main_module.main(["recipes", "--json"]) == 1
+    stream.close()  # as Python does at its end
+    assert capsys.readouterr().err == err
+
+
+def test_streams_that_the_caller_closed_are_nowhere(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main_module.main(["data", "list"]) == 0
+    assert main_module.main(["trian"]) == 2
