@@ -30,7 +30,9 @@ class TestCompare:
         assert heading.split() == ["method", "accuracy", "runs"]
         assert (first.split()[0], second.split()[0]) == ("first", "second")
         assert "±" in first
-        assert verdict.startswith("These runs do not tell the two methods apart, nor show that")
+        assert verdict.startswith(
+            "These runs and images do not tell the two methods apart, nor show"
+        )
         assert "within 20 points" in verdict
 
     def test_one_run_each_is_a_comparison_of_two_models(self, command):

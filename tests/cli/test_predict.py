@@ -108,7 +108,6 @@ class TestResults:
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
             (("--unknown-below", "low"), "--unknown-below: expected FLOAT|auto, got 'low'"),
-            (("--unknown-below", "2"), "unknown_below: expected between 0 and 1, got 2.0"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
             (
                 ("--output-file", "a.txt"),

@@ -16,7 +16,6 @@ from torchcaps.models import create_model
 from torchcaps.reporting import save_figure
 from torchcaps.tasks import report_items
 from torchcaps.tasks.report_items import classified, evenly
-from torchcaps.viz.names import drawable
 
 
 @pytest.fixture
@@ -80,11 +79,6 @@ def test_a_picture_that_cannot_be_written_leaves_the_old_one(figure, tmp_path, m
         save_figure(figure, path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["x.png"]
-
-
-def test_names_that_a_picture_cannot_show_are_numbers():
-    names = drawable(("stop", "größe", "左折", "عربي", "tab\there"))
-    assert names == ["stop", "größe", "class 2", "class 3", "tab\there"]
 
 
 def words_of(figure):

@@ -281,21 +281,15 @@ def test_figures_are_those_of_a_recorded_evaluation(run, finished, no_drawing):
         ("{", "is no readable evaluation"),
         ("5", "is no readable evaluation"),
         ('{"accuracy": 1}', "does not hold the figures of an evaluation"),
+        (None, "its classes are not those of the model"),
     ],
 )
-def test_an_evaluation_that_cannot_be_read_is_named(run, content, complaint):
-    (run / "evaluation.json").write_text(content)
+def test_an_evaluation_that_cannot_be_read_is_named(run, finished, content, complaint):
+    other = json.dumps(finished.evaluation.to_dict() | {"classes": ["a", "b", "c"]})
+    (run / "evaluation.json").write_text(content or other)
     with pytest.raises(
         RunError, match=rf"evaluation\.json: {complaint}.*write it anew with: torchcaps evaluate"
     ):
-        evaluate_run(run)
-
-
-def test_an_evaluation_of_other_classes_is_named(run, finished):
-    (run / "evaluation.json").write_text(
-        json.dumps(finished.evaluation.to_dict() | {"classes": ["a", "b", "c"]})
-    )
-    with pytest.raises(RunError, match="its classes are not those of the model"):
         evaluate_run(run)
 
 

@@ -117,7 +117,7 @@ def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
     assert tc.compare(first, second, margin=0.02).margin == 0.02
 
 
-@pytest.mark.parametrize("margin", ["10", "x%", "0%", "100%", "5 %%"])
+@pytest.mark.parametrize("margin", ["10", "x%", "100%"])
 def test_a_margin_that_is_no_share_is_refused(margin):
     right = answers([1, 0, 1])
     with pytest.raises(ArgumentError, match="^margin: "):
