@@ -45,7 +45,7 @@ def test_the_command_prints_the_accuracies_of_runs(runs, capsys):
 
 def test_runs_of_other_data_and_absent_runs_are_refused(runs, capsys):
     shutil.copytree(runs / "1", runs / "other")
-    edit_config(runs / "other", data="digits")
+    edit_config(runs / "other", data=str(write_bars(runs / "other.npz", seed=5)))
     assert ensemble.main([str(runs / "0"), str(runs / "other")]) == 2
     assert "runs: expected runs with the same data" in capsys.readouterr().err
     assert ensemble.main([str(runs / "absent")]) == 2

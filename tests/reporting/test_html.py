@@ -200,7 +200,6 @@ def test_markup_in_names_is_shown_as_text(finished, no_drawing):
         "Taken for",
         "<data>&.npz",
         "foot <&>",
-        "it says the class's number in the table below",
     )
     alternative_texts = "\n".join(document.values("alt"))
     assert f"Drawings of an image of class {HOSTILE[1]}," in alternative_texts
@@ -379,7 +378,7 @@ def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_d
         f"{evaluated.evaluation.loss:.4f}, mean cross entropy loss",
     )
     assert "The loss is the cross entropy loss" in parts["curves"]
-    assert "its largest output" in parts["calibration"]
+    assert "of the largest activation" in parts["calibration"]
     assert "not probabilities" not in html._foot([evaluated])
     check(whole_page(evaluated))
 
