@@ -85,8 +85,8 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(bars, expected, tmp_path, 
 @pytest.mark.slow
 def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, expected, tmp_path):
     for number, num_rows, words in (
-        (signal.SIGINT, 5, train_words(bars)),
-        (signal.SIGTERM, 20, RESUME),
+        (signal.SIGINT, 2, train_words(bars)),
+        (signal.SIGTERM, 6, RESUME),
     ):
         process = start_command(words, cwd=tmp_path)
         assert wait_for(lambda: count_rows(tmp_path / "run") >= num_rows, process)  # noqa: B023
