@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import subprocess
 from dataclasses import asdict
 
 import numpy as np
@@ -12,7 +11,7 @@ from benchmarks.layer import Rates, Sizes, least_seconds, least_work
 from benchmarks.workload import Workload
 from torch import nn
 
-from benchmarks import baselines, latency, layer, report, routers, scaling, step, timing
+from benchmarks import baselines, latency, layer, routers, scaling, step, timing
 from checks import column
 from torchcaps import create_model
 from torchcaps.nn import CapsuleLinear
@@ -43,12 +42,6 @@ def test_the_spread_of_five_and_of_one():
     assert timing.spread("ms", [2.0]) == {"ms": 2000, "q1": 2000, "q3": 2000}
 
 
-def test_cells_are_figures_of_three_digits_or_a_dash():
-    rows = [{"name": "a", "ms": 1.23456, "MiB": None}, {"name": "b", "ms": 1234.56, "n": [1, 2.5]}]
-    table = [["name", "ms", "MiB", "n"], ["a", "1.23", "-", "-"], ["b", "1235", "-", "1 2.5"]]
-    assert report.cells(rows) == table
-
-
 @pytest.mark.skipif(not timing.can_measure_memory(), reason="no /proc here")
 def test_the_peak_is_what_was_written_to_meanwhile():
     def fill_64_mib():
@@ -64,13 +57,6 @@ def test_a_fresh_process_measures_from_any_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     marks = timing.in_fresh_process("layer", variant="limit", sizes=asdict(SIZES))
     assert marks["peak_mib"] >= marks["before_mib"] - 1 > 0
-
-
-def test_a_fresh_process_that_fails_says_its_last_line(monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback ...\nValueError: too large\n")
-    monkeypatch.setattr(timing.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(RuntimeError, match=r"memory of layer .*'sizes': 3.*: too large"):
-        timing.in_fresh_process("layer", sizes=3)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -143,11 +129,6 @@ def test_the_least_work_of_one_iteration_is_that_of_a_linear_layer_and_its_gradi
     assert least_seconds(work, Rates(work.bytes / 2, work.products)) == 2
 
 
-def test_rates_count_what_was_copied_and_multiplied():
-    rates = layer.machine_rates(2, ticking(), num_copied=16, matrix_size=8)
-    assert rates == (2 * 16 * 4, 8**3)
-
-
 def test_latency_has_a_row_for_each_batch_and_precision():
     rows = latency.benchmark_latency(SMALL, ("fp32", "bf16"), 3, ticking(), batches=(1, 2))
     assert column(rows, "batch") == [1, 2, 1, 2]
@@ -199,7 +180,6 @@ def test_a_command_writes_figures_and_a_picture(command, words, head, tmp_path, 
     ("command", "words", "sentence"),
     [
         (step, "--repeats 0", "expected at least 1, got 0"),
-        (layer, "--variants txtbook", "invalid choice: 'txtbook'"),
         (layer, "--output .", "--output: expected a file, got the folder ."),
     ],
 )
@@ -208,8 +188,3 @@ def test_a_wrong_argument_is_2(command, words, sentence, capsys):
         command.main(words.split())
     assert ending.value.code == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_cpu_time_needs_one_thread():
-    with pytest.raises(SystemExit, match="--clock cpu: expected --threads 1, got 2"):
-        layer.main(["--clock", "cpu", "--threads", "2"])

@@ -116,17 +116,6 @@ def npz_encrypted(folder: Path) -> Path:
 
 
 @file
-def npz_of_an_unknown_compression(folder: Path) -> Path:
-    data = bytearray(npz(folder).read_bytes())
-    for mark, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
-        at = data.find(mark)
-        while at >= 0:
-            data[at + offset] = 99
-            at = data.find(mark, at + 4)
-    return save(folder / "a.npz", bytes(data))
-
-
-@file
 def npy_named_npz(folder: Path) -> Path:
     return save(folder / "a.npz", npy(pixels(12, 6, 5)))
 
@@ -152,32 +141,8 @@ def npz_uint16_of_odd_shape(folder: Path) -> Path:
 
 
 @file
-def npz_bomb(folder: Path) -> Path:
-    """A member of 5 GB behind a whole header, in an archive whose sizes are true."""
-    head = npy_header(f"(12, {BOMB >> 20}, {(1 << 20) // 12})")
-    stream = zeros(before=head)
-    sizes = struct.pack("<HHIII", 0, 0, 0, len(stream), 2**32 - 1)
-    wide = struct.pack("<HHQ", 1, 8, BOMB + len(head))
-    name = b"images.npy" + wide
-    local = b"PK\3\4" + struct.pack("<HHH", 45, 0, 8) + sizes + struct.pack("<HH", 10, 12) + name
-    entry = (
-        b"PK\1\2"
-        + struct.pack("<HHHH", 45, 45, 0, 8)
-        + sizes
-        + struct.pack("<HHHHHII", 10, 12, 0, 0, 0, 0, 0)
-    )
-    end = struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry + name), len(local) + len(stream), 0)
-    return save(folder / "a.npz", local + stream + entry + name + b"PK\5\6" + end)
-
-
-@file
 def npz_class_name_of_5000_digits(folder: Path) -> Path:
     return npz(folder, labels=npy(np.array(["9" * 5000, "1", "2"])[LABELS]))
-
-
-@file
-def gzip_bomb_as_idx(folder: Path) -> Path:
-    return idx_folder(folder, images=gzip_zeros())
 
 
 @file
@@ -185,11 +150,6 @@ def gzip_bomb_as_idx_with_a_fitting_header(folder: Path) -> Path:
     return idx_folder(
         folder, images=gzip_zeros(struct.pack(">HBB3I", 0, 8, 3, BOMB >> 20, 1024, 1024))
     )
-
-
-@file
-def gzip_bomb_as_svhn(folder: Path) -> Path:
-    return save(folder / "s" / "train_32x32.mat", gzip_zeros()).parent
 
 
 @file
@@ -271,13 +231,6 @@ def tar_names_of_5000_digits(folder: Path) -> Path:
         member("cat/" + "7" * 5000 + ".png", photo()),
         member("8" * 5000 + "/a.png", photo()),
     )
-
-
-@file
-def tar_bomb(folder: Path) -> Path:
-    info, _ = member("cat/9.png")
-    info.size = BOMB
-    return save(folder / "a.tar.gz", gzip_zeros(info.tobuf(tarfile.PAX_FORMAT)))
 
 
 @file

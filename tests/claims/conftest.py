@@ -1,5 +1,7 @@
 """The names that `claims` registers are known in these tests alone."""
 
+import sys
+
 import pytest
 
 import torchcaps.reproduction  # noqa: F401 (its registries)
@@ -22,3 +24,12 @@ def _registered(monkeypatch):
     yield
     for restore in before:
         restore()
+
+
+@pytest.fixture
+def unregistered(_registered, monkeypatch):
+    """As before `claims` was imported."""
+    for restore in _without:
+        restore()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "claims"]:
+        monkeypatch.delitem(sys.modules, name)

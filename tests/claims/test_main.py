@@ -2,8 +2,6 @@
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 import claims
 from claims.__main__ import main
 from claims.protocol import list_claims
+from torchcaps.cli.main import main as run_torchcaps
 
 FOLDER = Path(claims.__file__).parent
 
@@ -70,16 +69,11 @@ def test_a_wrong_command_line_is_one_sentence(command, words, sentence):
     assert not out
 
 
-def test_the_library_knows_the_names_of_claims_with_the_plug_in_alone():
-    code = (
-        "from torchcaps.cli.main import main; line = ['train', 'uncrowding', '--print-config']; "
-        "print(main(line), main([*line, '--import', 'claims']))"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=FOLDER.parent, capture_output=True, text=True, check=True
-    )
-    assert "vernier" in process.stdout
-    assert process.stdout.endswith("\n2 0\n")
+def test_the_library_knows_the_names_of_claims_with_the_plug_in_alone(unregistered, capsys):
+    line = ["train", "uncrowding", "--print-config"]
+    assert run_torchcaps(line) == 2
+    assert run_torchcaps([*line, "--import", "claims"]) == 0
+    assert "vernier" in capsys.readouterr().out
 
 
 def test_only_public_names_of_the_library_are_imported():

@@ -67,7 +67,7 @@ class TestDamagedRuns:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("evaluate", "{"), ("evaluate", '{"data": 3}'), ("reconstruct", "[]"), ("perturb", "{")],
+    [("evaluate", "{"), ("evaluate", '{"data": 3}'), ("reconstruct", "[]")],
 )
 def test_a_damaged_configuration_is_named(command, run, name, content):
     (run / "config.json").write_text(content)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import fnmatch
-
 import pytest
 import torch
 
@@ -37,12 +35,6 @@ def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, li
     assert column(command(words, "--json").document, "name") == list_names()
 
 
-def test_models_are_selected_by_a_wildcard(command):
-    entries = command("models", "--pattern", "caps*", "--json").document
-    assert column(entries, "name") == fnmatch.filter(list_models(), "caps*")
-    assert command("models", "--pattern", "nothing*", "--json").document == []
-
-
 def test_a_recipe_in_json_has_its_configuration(command):
     entries = command("recipes", "--json").document
     settings = dict(zip(column(entries, "name"), column(entries, "run"), strict=True))
@@ -66,12 +58,6 @@ def test_verify_of_damaged_files_is_1_and_names_them(command, tmp_path):
     assert outcome.status == 1
     assert "DAMAGED" in outcome.out
     assert str(folder / "train-labels-idx1-ubyte") in outcome.out
-
-
-def test_fetch_of_a_set_that_comes_along_prints_where_it_is(command):
-    outcome = command("data", "fetch", "digits")
-    assert outcome.status == 0
-    assert outcome.out.strip().endswith("embedded")
 
 
 def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monkeypatch, tmp_path):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-import re
+import os
 import signal
 import sys
 
@@ -99,19 +99,36 @@ def test_a_termination_unwinds_and_is_143(monkeypatch, command):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("name", [None, *main_module.COMMANDS])
-def test_every_help_has_an_example_and_describes_every_flag(command, name):
-    outcome = command(name or (), "--help")
-    assert outcome.status == 0
-    assert outcome.err == ""
-    assert f"Example: torchcaps {name or 'train'}" in outcome.out
-    if name is not None:
-        assert re.search("^(?!.*usage).*--", outcome.out, re.MULTILINE)
-
-
 def test_characters_that_an_encoding_lacks_are_escaped(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     assert main_module.main(["data", "list"]) == 0
     stream.flush()
     assert rb"1\xd728\xd728" in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("reader", "err"),
+    [("full", "torchcaps: error: output: No space left on device\n"), ("gone", "")],
+)
+def test_output_that_nobody_takes_ends_without_a_traceback(monkeypatch, capsys, reader, err):
+    if reader == "full":
+        stream = open("/dev/full", "w")  # noqa: SIM115
+    else:
+        end, beginning = os.pipe()
+        os.close(end)
+        stream = os.fdopen(beginning, "w")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main_module.main(["recipes", "--json"]) == 1
+    stream.close()  # as Python does at its end
+    assert capsys.readouterr().err == err
+
+
+def test_streams_that_the_caller_closed_are_nowhere(monkeypatch):
+    names = ("stdin", "stdout", "stderr")
+    for name in names:
+        monkeypatch.setattr(sys, name, None)
+    assert main_module.main(["data", "list"]) == 0
+    assert main_module.main(["models", "--json"]) == 0
+    for name in names:
+        getattr(sys, name).close()

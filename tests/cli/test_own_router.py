@@ -34,9 +34,3 @@ def test_the_router_is_trained_read_back_and_evaluated_by_name(softened, command
     assert isinstance(router, softened.SoftenedRouting)
     assert router.temperature == 1.5
     assert command("evaluate", "run").status == 0
-
-
-def test_without_its_file_the_name_is_unknown(command, start):
-    outcome = command(start, "--option", "routing=softened", "--output", "run")
-    assert outcome.status == 2
-    assert "unknown routing 'softened'" in outcome.err

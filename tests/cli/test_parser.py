@@ -23,12 +23,14 @@ def help_of(command, monkeypatch, *words):
     return outcome.out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_a_screen_and_says_no_python(command, monkeypatch, name):
-    lines = help_of(command, monkeypatch, name, "--help").splitlines()
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_fits_a_screen_with_an_example_and_says_no_python(command, monkeypatch, name):
+    text = help_of(command, monkeypatch, name or (), "--help")
+    lines = text.splitlines()
     assert len(lines) <= 50
     assert max(map(cell_len, lines)) <= 80
-    assert not re.search(r"None|\(default: (False|True)\)", "\n".join(lines))
+    assert not re.search(r"None|\(default: (False|True)\)", text)
+    assert f"Example: torchcaps {name or 'train'}" in text
 
 
 def test_the_whole_help_has_every_setting_with_its_default(command, monkeypatch):

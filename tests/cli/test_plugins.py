@@ -110,23 +110,21 @@ def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_
     assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", [("stripesnet",), ("capsnet", "--option", "routing=one-pass")])
-def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch, words):
-    start = ("train", words, "--epochs", 1, "--holdout", 6, "--no-keep-memory")
+def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch):
+    start = ("train", "stripesnet", "--epochs", 1, "--holdout", 6, "--no-keep-memory")
     with monkeypatch.context() as patch:
         patch.setattr(
             "torchcaps.cli.signals.graceful_stop", lambda patient: nullcontext([15])
         )  # stop after the first step
         outcome = fresh_command(start, SMALL, "--data", "stripes", IMPORT)
     assert outcome.status == 143
-    folder = {"stripesnet": "runs/stripesnet", "capsnet": "runs/capsnet-stripes"}[words[0]]
-    assert f"train {words[0]} --output {folder} --resume --import stripes.py" in outcome.err
-    resume = ("train", words[0], "--output", folder, "--resume")
-    outcome = fresh_command(resume)
+    words = ("train", "stripesnet", "--output", "runs/stripesnet", "--resume")
+    assert f"{' '.join(words)} --import stripes.py" in outcome.err
+    outcome = fresh_command(words)
     assert outcome.status == 2
-    assert f"{folder} was started with --import stripes.py" in the_sentence(outcome)
+    assert "runs/stripesnet was started with --import stripes.py" in the_sentence(outcome)
     assert "stripes" not in sys.modules
-    assert fresh_command(resume, IMPORT).status == 0
+    assert fresh_command(words, IMPORT).status == 0
 
 
 def test_a_default_folder_is_asked_too(fresh_command, stripes, bars):
@@ -187,7 +185,7 @@ def test_imports_of_a_run_are_printed_without_control_characters(fresh_command, 
     assert "run was started with --import 'a b\\x1b[2J': give" in sentence
 
 
-@pytest.mark.parametrize("imports", [None, "x", [1], {"a": 1}])
+@pytest.mark.parametrize("imports", [None, [1]])
 def test_imports_of_a_run_that_are_no_list_of_names_are_ignored(fresh_command, run, imports):
     facts = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps(facts | {"imports": imports}))
@@ -201,12 +199,6 @@ def test_imports_of_a_run_that_are_no_list_of_names_are_ignored(fresh_command, r
         (None, "broken", 2, "--import broken: there is no such module, installed or in {here}"),
         (None, "broken.py", 2, "--import broken.py: no such file"),
         ("1 / 0", "broken", 1, "broken: cannot be imported (ZeroDivisionError: division by zero)"),
-        (
-            "import inner",
-            "broken",
-            1,
-            "broken: cannot be imported (ModuleNotFoundError: No module named 'inner')",
-        ),
         ("raise ValueError('a\\nb')", "broken", 1, "broken: cannot be imported (ValueError: a b)"),
         (
             "x = 1",
@@ -233,23 +225,19 @@ def test_a_file_may_import_what_is_beside_it(fresh_command, tmp_path):
     assert fresh_command("models", "--import", "far/broken.py", "--import", "inner").status == 0
 
 
-def test_entry_points_are_found_without_the_flag(
+def test_entry_points_are_found_and_one_that_fails_is_a_line_on_stderr(
     fresh_command, stripes, entry_points, monkeypatch, tmp_path
 ):
     monkeypatch.syspath_prepend(tmp_path)
-    entry_points(mine="stripes")
-    assert "stripesnet" in fresh_command("models").out
-
-
-def test_an_entry_point_that_fails_is_a_line_on_stderr(fresh_command, entry_points, tmp_path):
-    entry_points(bad="no_such_module", good="torchcaps.plugins")
+    entry_points(bad="no_such_module", good="stripes")
     outcome = fresh_command("models")
     assert outcome.status == 0
+    assert "stripesnet" in outcome.out
     reason = (
         "the plug-in 'bad' of an unknown package cannot be loaded "
         "(ModuleNotFoundError: No module named 'no_such_module')"
     )
     assert outcome.err == f"torchcaps: warning: {reason}\n"
-    outcome = fresh_command("train", "stripesnet")
+    outcome = fresh_command("train", "nonesuch")
     assert outcome.status == 2
     assert outcome.err.endswith(f"({reason})\n")

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import tarfile
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from checks import column
-from data.makers import SIGN_PATTERN, write_sign_folder
 from torchcaps.data import load_dataset
-from torchcaps.evaluation import auroc
 
 from .conftest import the_sentence
 
@@ -41,16 +35,6 @@ class TestInputs:
     def test_a_folder_is_read_in_natural_order_at_every_depth(self, command, run, photos):
         rows = command("predict", run, photos, "--json").document
         assert column(rows, "path") == [str(photos / name) for name in NAMES]
-
-    def test_files_and_a_pattern_are_predicted_alike(self, command, run, photos, monkeypatch):
-        folder = command("predict", run, photos)
-        assert folder.status == 0
-        assert len(folder.out.splitlines()) == 5
-        paths = [str(photos / name) for name in NAMES]
-        assert command("predict", run, *paths).out == folder.out
-        monkeypatch.chdir(photos.parent)
-        pattern = command("predict", run, f"{photos}/**/*.*g")
-        assert pattern.out == folder.out
 
     def test_an_archive_gives_the_predictions_of_its_files(self, command, run, photos, tmp_path):
         with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as archive:
@@ -108,19 +92,6 @@ class TestResults:
         lines = command("predict", run, photos, "--jsonl").out.splitlines()
         assert list(map(json.loads, lines)) == rows
 
-    def test_a_csv_has_a_column_for_each_of_the_best_classes(self, command, run, photos):
-        expected = command("predict", run, photos, "--json").document
-        outcome = command("predict", run, photos, "--csv", "--top-k", 2)
-        rows = list(csv.DictReader(io.StringIO(outcome.out)))
-        for row, prediction in zip(rows, expected, strict=True):
-            second = [*prediction["activations"]][1]
-            assert row["path"] == prediction["path"]
-            assert (row["label"], row["label_2"]) == (prediction["label"], second)
-            activation = prediction["activations"][second]
-            assert float(row["activation_2"]) == pytest.approx(activation, rel=1e-5)
-            probability = prediction["probabilities"][second]
-            assert float(row["probability_2"]) == pytest.approx(probability, rel=1e-5)
-
     def test_a_run_without_a_calibration_has_no_probabilities(self, command, run, photos):
         (run / "calibration.json").unlink()
         outcome = command("predict", run, photos, "--csv")
@@ -132,23 +103,11 @@ class TestResults:
         assert refused.status == 1
         assert "auto needs a run with calibration.json" in refused.err
 
-    def test_a_short_capsule_makes_the_class_unknown(self, command, run, photos):
-        rows = command("predict", run, photos, "--json").document
-        activations = sorted(column(rows, "activation"))
-        threshold = (activations[1] + activations[2]) / 2
-        outcome = command("predict", run, photos, "--json", "--unknown-below", threshold)
-        for row, prediction in zip(outcome.document, rows, strict=True):
-            is_unknown = prediction["activation"] < threshold
-            assert row["label"] == ("unknown" if is_unknown else prediction["label"])
-            assert row["activations"] == prediction["activations"]
-        assert column(outcome.document, "label").count("unknown") == 2
-
     @pytest.mark.parametrize(
         ("words", "sentence"),
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
             (("--unknown-below", "low"), "--unknown-below: expected FLOAT|auto, got 'low'"),
-            (("--unknown-below", "2"), "unknown_below: expected between 0 and 1, got 2.0"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
             (
                 ("--output-file", "a.txt"),
@@ -160,11 +119,6 @@ class TestResults:
         outcome = command("predict", run, photos, *words)
         assert outcome.status == 2
         assert the_sentence(outcome).startswith(sentence)
-
-    def test_more_classes_than_there_are_is_refused(self, command, run, photos):
-        outcome = command("predict", run, photos, "--top-k", "4")
-        assert outcome.status == 1
-        assert the_sentence(outcome) == "top_k: expected between 1 and 3, got 4"
 
 
 class TestDamagedFiles:
@@ -207,44 +161,3 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
         assert command(*words, "--output-file", file).status == 0
         assert file.read_text() == command(*words, f"--{ending}").out
     assert the_sentence(command(*words, "--output-file", file)).startswith(f"{file}: exists")
-
-
-def write_noise(folder, count=40):
-    """Pictures of no class."""
-    folder.mkdir()
-    random = np.random.default_rng(1)
-    for index in range(count):
-        pixels = random.integers(0, 256, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index}.png")
-
-
-@pytest.mark.slow
-def test_a_folder_of_signs_is_predicted_and_noise_is_rejected(command, tmp_path, no_plots):
-    damaged = write_sign_folder(tmp_path / "signs", size=20)
-    write_noise(tmp_path / "noise")
-    data = f"--data signs --img-size 20 --skip-damaged --group-pattern {SIGN_PATTERN}"
-    model = "--option channels=16 --option primary_types=4 --option decoder=false --shift 0"
-    schedule = "--epochs 12 --batch-size 16 --lr 0.005 --holdout 0.3 --output run"
-    words = " ".join((data, model, schedule, "--threads 1 --no-keep-memory")).split()
-    trained = command("train", "capsnet", *words)
-    assert trained.status == 0, trained.err
-
-    outcome = command("predict", "run", "signs", "--csv", "--unknown-below", "auto")
-    assert outcome.status == 1
-    for path in [*damaged, tmp_path / "signs" / "01 sign" / "gone.png"]:
-        assert f"error: {path.relative_to(tmp_path)}: " in outcome.err
-    known = list(csv.DictReader(io.StringIO(outcome.out)))
-    num_files = sum(path.is_file() for path in (tmp_path / "signs").rglob("*")) - 1  # the notes
-    assert len(known) == num_files - len(damaged)
-    labels = column(known, "label")
-    assert labels.count("unknown") < 0.2 * len(labels)
-    is_right = [row["label"] == row["path"].split("/")[1] for row in known]
-    assert sum(is_right) > 0.7 * len(is_right)
-
-    outcome = command("predict", "run", "noise", "--csv", "--unknown-below", "auto")
-    noise = list(csv.DictReader(io.StringIO(outcome.out)))
-    assert column(noise, "label").count("unknown") > 0.5 * len(noise)
-    known_lengths, noise_lengths = (
-        torch.tensor([float(row["activation"]) for row in rows]) for rows in (known, noise)
-    )
-    assert auroc(known_lengths, noise_lengths) > 0.8

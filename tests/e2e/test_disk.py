@@ -17,25 +17,14 @@ from training.makers import contents, count_rows, leftovers
 from .commands import PLAIN, SMALL, run_command, start_command, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are counted in /proc")
-FLAGS = [
-    "--img-size",
-    "18",
-    "--batch-size",
-    "6",
-    "--holdout",
-    "6",
-    "--epochs",
-    "6",
-    "--checkpoint-every",
-    "5",
-]
+FLAGS = "--img-size 18 --batch-size 6 --holdout 6 --epochs 6 --checkpoint-every 5"
 # In a group of its own, so that its workers can be counted.
 GROUPED = (sys.executable, "-c", "import os; os.setsid(); " + PLAIN[2])
 
 
 def train_words(folder, workers):
     options = ("--storage", "disk", "--workers", workers, "--output", "run")
-    return ("train", "capsnet", SMALL, "--data", folder, FLAGS, options)
+    return ("train", "capsnet", SMALL, "--data", folder, FLAGS.split(), options)
 
 
 @pytest.fixture(scope="module")

@@ -85,29 +85,21 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(bars, expected, tmp_path, 
 @pytest.mark.slow
 def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, expected, tmp_path):
     for number, num_rows, words in (
-        (signal.SIGINT, 5, train_words(bars)),
-        (signal.SIGTERM, 20, RESUME),
+        (signal.SIGINT, 2, train_words(bars)),
+        (signal.SIGTERM, 6, RESUME),
     ):
         process = start_command(words, cwd=tmp_path)
         assert wait_for(lambda: count_rows(tmp_path / "run") >= num_rows, process)  # noqa: B023
         process.send_signal(number)
-        _, err = process.communicate()
+        lines = iter(process.stderr.readline, "")
+        assert any(
+            "continue with: torchcaps train capsnet --output run --resume" in line for line in lines
+        )
+        while process.poll() is None:  # more signals do not change the status
+            process.send_signal(number)
+            time.sleep(0.001)
         assert process.returncode == 128 + number
-        assert "continue with: torchcaps train capsnet --output run --resume" in err
-        assert "Traceback" not in err
+        assert process.communicate()[1] == ""
         assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
         assert leftovers(tmp_path) == []
     check_resumed(RESUME, expected, tmp_path)
-
-
-def test_more_signals_after_the_state_is_saved_do_not_change_the_status(bars, tmp_path):
-    process = start_command(train_words(bars), cwd=tmp_path)
-    assert wait_for(lambda: count_rows(tmp_path / "run") >= 5, process)
-    process.send_signal(signal.SIGINT)
-    while "the state is saved" not in process.stderr.readline():
-        assert process.poll() is None
-    while process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.001)
-    assert process.returncode == 130
-    assert process.communicate()[1] == ""

@@ -58,7 +58,7 @@ def test_a_folder_of_one_class_is_measured(run, tmp_path):
     write_folder(tmp_path / "new", ("dog",), count=4)
     number, sentences = measure(run, tmp_path / "new")
     assert number == 4
-    assert sentences[0].startswith("new: 4 images of 1 class, all of them")
+    assert sentences[0].startswith("new: 4 images of 1 classes, all of them")
     evaluation = evaluate(run, tmp_path / "new")
     assert evaluation.labels.tolist() == [1] * 4
     assert evaluation.classes == ("cat", "dog", "owl")

@@ -36,13 +36,6 @@ def paths_in(folder, *names):
     return list(map(folder.joinpath, names))
 
 
-def test_reconstructions_of_test_images_go_into_the_run(run):
-    path = reconstruct_run(run, per_class=1)
-    assert path == run / "plots" / "reconstructions.png"
-    with Image.open(path) as image:
-        assert min(image.size) > 100
-
-
 def test_the_same_seed_chooses_the_same_images_of_each_class(run, drawing_calls):
     for seed in (0, 0, 1):
         reconstruct_run(run, per_class=2, seed=seed)
@@ -64,13 +57,6 @@ def test_own_images_have_no_wrong_answers(run, photos, drawing_calls):
     [((images, rebuilt, labels), named)] = drawing_calls
     assert images.shape == rebuilt.shape == (3, 1, 18, 20)
     assert torch.equal(labels, named["predictions"])
-
-
-def test_a_picture_is_written_to_its_output(run, photos, tmp_path):
-    output = tmp_path / "new" / "r.jpg"
-    assert reconstruct_run(run, [photos / "b"], output=output) == output
-    assert output.exists()
-    assert not (run / "plots").exists()
 
 
 def test_a_model_file_draws_own_images_into_its_folder(run, photos):

@@ -14,7 +14,7 @@ from PIL import Image
 import torchcaps as tc
 from checks import column
 from torchcaps.data import Preprocess, load_dataset
-from torchcaps.errors import ArgumentError, DataError, RunError
+from torchcaps.errors import ArgumentError, DataError
 from torchcaps.training.calibration import read_calibration
 
 
@@ -167,11 +167,6 @@ def test_an_option_that_does_not_fit_is_named(options, argument, tmp_path, monke
         tc.Predictor(Plain(), **options)(np.zeros((8, 8)))
     assert failure.value.argument == argument
     assert not list(tmp_path.iterdir())
-
-
-def test_a_path_without_a_run_is_refused_at_once(tmp_path):
-    with pytest.raises(RunError, match="no such run folder or model file"):
-        tc.Predictor(tmp_path / "gone")
 
 
 def test_a_module_without_preprocessing_is_refused():

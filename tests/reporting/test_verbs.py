@@ -98,14 +98,9 @@ def test_evaluations_are_compared_on_the_same_images():
     assert methods.second == pytest.approx((1 / 3, 1.0, 1 / 3))
     with pytest.raises(ArgumentError):
         tc.compare([good, good], [bad])
-
-
-def test_evaluations_of_unequal_length_are_refused():
-    labels = torch.tensor([0, 1, 0])
-    evaluation = score(torch.eye(2)[labels], labels, ("a", "b"))
-    shorter = score(torch.eye(2)[labels[:2]], labels[:2], ("a", "b"))
+    shorter = score(torch.eye(2), labels[:2], ("a", "b"))
     with pytest.raises(ArgumentError, match="^second: "):
-        tc.compare(evaluation, shorter)
+        tc.compare(good, shorter)
 
 
 def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
@@ -117,7 +112,7 @@ def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
     assert tc.compare(first, second, margin=0.02).margin == 0.02
 
 
-@pytest.mark.parametrize("margin", ["10", "x%", "0%", "100%", "5 %%"])
+@pytest.mark.parametrize("margin", ["10", "x%", "100%"])
 def test_a_margin_that_is_no_share_is_refused(margin):
     right = answers([1, 0, 1])
     with pytest.raises(ArgumentError, match="^margin: "):

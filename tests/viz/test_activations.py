@@ -20,32 +20,20 @@ def bars(axes):
     return list(zip(widths(axes), colors, strict=True))
 
 
-def test_all_of_a_few_classes_have_a_bar_in_their_order():
-    figure = activation_bars(
-        PICTURES,
-        LENGTHS,
-        [1, 0],
-        classes=CLASSES,
-    )
-    image, first, _, second = figure.axes
-    assert image.get_title() == "dog"
-    assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, GRAY)]
-    assert bars(second) == [(0.7, SKY), (0.3, GRAY), (0.8, ORANGE)]
+@pytest.mark.parametrize(
+    ("labels", "title", "colors"),
+    [
+        ([1, 0], "dog", [(GRAY, SKY, GRAY), (SKY, GRAY, ORANGE)]),
+        ([[1, 2], [0, 1]], "dog + owl", [(GRAY, SKY, SKY), (SKY, SKY, ORANGE)]),
+    ],
+)
+def test_all_of_a_few_classes_have_a_bar_in_their_order(labels, title, colors):
+    image, first, _, second = activation_bars(PICTURES, LENGTHS, labels, classes=CLASSES).axes
+    assert image.get_title() == title
+    for axes, lengths, expected in zip((first, second), LENGTHS, colors, strict=True):
+        assert bars(axes) == list(zip(lengths, expected, strict=True))
     assert words(first.texts) == ["cat", "0.10", "dog", "0.90", "owl", "0.20"]
     assert first.get_xlim() == (0, 1)
-
-
-def test_images_of_several_classes_have_several_true_bars():
-    figure = activation_bars(
-        PICTURES,
-        LENGTHS,
-        [[1, 2], [0, 1]],
-        classes=CLASSES,
-    )
-    image, first, _, second = figure.axes
-    assert image.get_title() == "dog + owl"
-    assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, SKY)]
-    assert bars(second) == [(0.7, SKY), (0.3, SKY), (0.8, ORANGE)]
 
 
 def test_of_many_classes_the_longest_and_the_true_one_have_a_bar():

@@ -1,9 +1,7 @@
-import pytest
-
 from evaluation.stubs import refuses
 from torchcaps.viz import calibration
 
-from .drawing import assert_nothing_cut, heights, numbered
+from .drawing import assert_nothing_cut, heights
 
 TABLE = {
     "error": 0.125,
@@ -33,7 +31,6 @@ def test_one_diagram_for_each_reading():
     assert_nothing_cut(figure)
 
 
-@pytest.mark.parametrize("count", [0, 4])
-def test_other_numbers_of_tables_are_refused(count):
+def test_other_numbers_of_tables_are_refused():
     with refuses("number of tables: expected between 1 and 3"):
-        calibration(dict.fromkeys(numbered(count), TABLE))
+        calibration({})

@@ -35,16 +35,9 @@ def test_names_and_counts_thin_out_where_they_cannot_be_read():
     assert len(middle.texts) == 43
 
 
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
-        ([[1, 2, 3]], r"matrix: expected \[true=2, predicted=2\], got \[true=1, predicted=3\]"),
-        ([[0.5, 0.5], [0.0, 1.0]], "matrix: expected integer counts, got float64"),
-    ],
-)
-def test_matrices_that_do_not_fit(matrix, message):
-    with refuses(message):
-        confusion_matrix(matrix, ["a", "b"])
+def test_matrices_that_do_not_fit():
+    with refuses(r"matrix: expected \[true=2, predicted=2\], got \[true=1, predicted=3\]"):
+        confusion_matrix([[1, 2, 3]], ["a", "b"])
 
 
 def test_bars_hold_accuracy_and_counts():
@@ -56,19 +49,9 @@ def test_bars_hold_accuracy_and_counts():
     assert "over all samples 87.50 %" in axes.get_title(loc="left")
 
 
-def test_without_samples_there_is_no_line():
-    axes = per_class_bars([None], ["cat"], [0]).axes[0]
-    assert axes.get_title(loc="left") == "accuracy by class"
-    assert not axes.lines
-
-
 @pytest.mark.parametrize("count", [2, 43])
 def test_bars_of_any_number_are_not_cut(count):
-    figure = per_class_bars(
-        [0.9] * count,
-        long_names(count),
-        [100_000] * count,
-    )
+    figure = per_class_bars([0.9] * count, long_names(count), [100_000] * count)
     assert len(set(words(figure.axes[0].get_yticklabels()))) == count
     assert_nothing_cut(figure)
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from torchcaps.viz.images import pictures, tile_grid, tile_size
+from torchcaps.viz.images import pictures, tile_grid
 
 from .drawing import words
 
@@ -20,11 +20,6 @@ def test_colors_keep_their_channels_and_two_channels_show_the_first():
 def test_pixels_out_of_range_are_clipped_and_nan_is_black():
     pixels = np.array([-1.0, 2.0, np.nan, 1.0]).reshape(1, 1, 2, 2)
     assert pictures("images", pixels)[0, ..., 0].tolist() == [[0, 255], [0, 255]]
-
-
-def test_the_longer_side_sets_the_size():
-    assert tile_size((40, 20), 1.0) == (1.0, 0.5)
-    assert tile_size((20, 40), 0.5) == (0.25, 0.5)
 
 
 def test_a_grid_has_a_row_a_name_and_white_between_its_images():

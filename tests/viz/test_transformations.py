@@ -60,5 +60,3 @@ def test_arguments_that_do_not_fit():
     numbers = np.zeros((2, 2))
     with refuses(r"predicted: expected \[n=2, m=2\], got \[n=2, m=3\]"):
         predicted_transformations(numbers, np.zeros((2, 3)), names=["dx", "dy"])
-    with refuses(r"weights: expected \[capsules, units, height, width\], got \[2, 3, 4\]"):
-        generation_weights(np.zeros((2, 3, 4)))

@@ -40,7 +40,7 @@ SHARED = ("train", "evaluate", "predict")  # commands whose work several process
 
 DESCRIPTION = """Capsule networks: train, evaluate, inspect, predict.
 
-Example: torchcaps train capsnet-digits && torchcaps evaluate runs/capsnet-digits"""
+Example: torchcaps train capsnet-digits && torchcaps report runs/capsnet-digits"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

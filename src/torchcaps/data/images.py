@@ -214,7 +214,9 @@ def _to_bytes(image: Image.Image) -> np.ndarray:
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "black")
         image = Image.alpha_composite(background, image.convert("RGBA"))
-    return np.atleast_3d(np.array(image.convert(plain_mode)))
+    if image.mode != plain_mode:  # else it would be copied
+        image = image.convert(plain_mode)
+    return np.atleast_3d(np.array(image))
 
 
 def _is_gray(image: Image.Image) -> bool:

@@ -38,14 +38,14 @@ class Multilabel(Classify):
     targets = ("labels",)
     data = "images of several classes each"  # words of the error for other data
 
-    def _setup(self, images: Dataset | None) -> None:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(
                 "model",
                 "images that show several classes need a network built with the option "
                 "multilabel=true",
             )
-        super()._setup(images)
+        return super().training_step(batch, fraction_trained)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return full_precision(logits).sigmoid()

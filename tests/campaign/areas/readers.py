@@ -18,7 +18,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import TorchcapsError
 
 TESTS = {
-    "bit flips": 1400,
+    "bit flips": 1600,
     "truncation": 500,
     "lengths": 1300,
     "splices": 600,

@@ -25,44 +25,15 @@ from torchcaps.explorer import Session
 from torchcaps.explorer.server import bound, make_app, settings
 
 TESTS = {
-    "bodies": 900,
+    "bodies": 1150,
     "bytes": 250,
     "pictures": 250,
-    "addresses": 250,
     "sockets": 150,
 }
 HOME = "http://127.0.0.1:8700"
 SIZE = (18, 20)
 CLASSES = ("zero", "one", "two")
 QUESTIONS = ("infer", "pose", "routing", "transform", "overlap", "examples")
-PATHS = (
-    "/",
-    "/api/describe",
-    "/api/infer",
-    "/api/picture",
-    "/static/main.js",
-    "/static/../app.py",
-    "/static/%2e%2e/app.py",
-    "/api/__class__",
-    "/static//etc/passwd",
-    "/x" * 2000,
-    "/api/infer%00",
-    "/%ff",
-    "/api/infer?token=" + "x" * 5000,
-)
-HOSTS = (
-    None,
-    None,
-    "127.0.0.1:8700",
-    "evil.example",
-    "",
-    "169.254.169.254",
-    "[::1",
-    "127.0.0.1.evil",
-    "x" * 5000,
-)
-SITES = (None, "same-origin", "cross-site", "x")
-METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "FOO")
 
 
 @cache
@@ -132,14 +103,8 @@ def body() -> dict[str, Any]:
 
 
 def draw(test: str, random: Random) -> dict[str, Any]:
-    """Which question; for an address, which path, method and headers."""
-    if test != "addresses":
-        return {"question": random.choice(QUESTIONS), "kind": random.choice(sorted(KINDS))}
-    headers = {"host": random.choice(HOSTS), "sec-fetch-site": random.choice(SITES)}
-    headers["content-length"] = random.choice((None, None, "-1", "9" * 30, "x", "0"))
-    headers["x-stream"] = random.choice((None, "a", "x" * 5000))
-    headers = {name: text for name, text in headers.items() if text is not None}
-    return {"path": random.choice(PATHS), "method": random.choice(METHODS), "headers": headers}
+    """Which question, and which kind of picture."""
+    return {"question": random.choice(QUESTIONS), "kind": random.choice(sorted(KINDS))}
 
 
 def check(case: Case, folder: Path) -> None:
@@ -150,37 +115,19 @@ def check(case: Case, folder: Path) -> None:
         over_a_socket(case, random)
         return
     with no_side_effects(folder):
-        if case["test"] == "addresses":
-            headers = {name: value.encode("latin-1") for name, value in case["headers"].items()}
-            content = json.dumps(body()).encode() if case["method"] == "POST" else None
-            answer = client().request(
-                case["method"], HOME + case["path"], headers=headers, content=content
-            )
-            is_foreign = case["headers"].get("sec-fetch-site") in SITES[2:]
-            if is_foreign and case["path"].startswith("/api/"):
-                expected = 403
-            elif case["headers"].get("host") in HOSTS[3:]:
-                assert answer.text in ("", "Invalid host header")
-                expected = 400
-            else:
-                judge(answer, case["method"])
-                expected = answer.status_code
-            assert answer.status_code == expected, (
-                f"answered with {answer.status_code} from elsewhere"
-            )
-        elif case["test"] == "pictures":
+        if case["test"] == "pictures":
             judge(client().post("/api/picture", content=picture(case, random)))
         else:
             judge(client().post(address, content=text(case, random)))
 
 
-def judge(answer: Any, method: str = "POST") -> None:
+def judge(answer: Any) -> None:
     """2xx, or a refusal of one sentence."""
     status = answer.status_code
     assert 200 <= status < 300 or 400 <= status < 500 or status == 503, (
         f"status {status}: {answer.text[:300]}"
     )
-    if status >= 300 and method != "HEAD":
+    if status >= 300:
         sentence = answer.json()["error"]
         assert sentence and len(sentence.splitlines()) == 1 and len(sentence) < 1000, (
             f"no sentence: {sentence[:300]!r}"

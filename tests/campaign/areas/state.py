@@ -19,7 +19,7 @@ from torchcaps.training.files import load_tensors, save_tensors
 from training.makers import contents
 
 TESTS = {
-    "one bit": 300,
+    "one bit": 340,
     "bit flips": 20,
     "truncation": 20,
     "splices": 20,
