@@ -56,12 +56,8 @@ def test_a_file_without_splits_is_split_by_class(save, names):
     assert_both_splits_hold_all(path)
 
 
-@pytest.mark.parametrize(("images", "labels"), [("x_{}", "y_{}"), ("{}_images", "{}_labels")])
-def test_splits_of_a_file_are_read(save, images, labels):
-    path = save(
-        **{images.format("train"): IMAGES, labels.format("train"): LABELS[:, None]},
-        **{images.format("test"): IMAGES[:5], labels.format("test"): LABELS[:5]},
-    )
+def test_splits_of_a_file_are_read(save):
+    path = save(x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:5], y_test=LABELS[:5])
     test = load_dataset(path, "test")
     assert np.array_equal(test.images[:, 0].numpy(), IMAGES[:5])
     assert test.labels.tolist() == [0, 1, 2, 3, 0]
@@ -125,7 +121,6 @@ def test_floats_stay_floats(save, dtype):
             IMAGES * 1.0,
             r"expected float pixels in \[0, 1\], got 0 to 255; scale them, or store 0..255 as uint8",
         ),
-        (IMAGES / 255 - 0.5, r"expected float pixels in \[0, 1\], got -0.5"),
         (
             IMAGES.astype(np.int64),
             "expected images of type uint8, uint16 or float in .*, got int64",
@@ -137,15 +132,6 @@ def test_floats_stay_floats(save, dtype):
 def test_unsuitable_images_are_refused(save, images, message):
     path = save(images=images, labels=LABELS)
     with pytest.raises(DataError, match=f"{path}: {message}"):
-        load_dataset(path)
-
-
-@pytest.mark.parametrize("pixel", [np.nan, np.inf])
-def test_a_non_finite_pixel_names_its_image(save, pixel):
-    images = IMAGES / 255
-    images[7, 2, 2] = pixel
-    path = save(x_train=images, y_train=LABELS)
-    with pytest.raises(DataError, match=f"{path}: image 7 .one of 1. holds NaN or infinite pixels"):
         load_dataset(path)
 
 
@@ -169,14 +155,9 @@ def test_classes_may_be_named(save):
     [
         ({"classes": np.array(["a", "b"])}, "label 2 of image 2 lies outside the 2 classes"),
         ({"labels": LABELS - 1}, "label -1 of image 0 lies outside the 3 classes"),
-        ({"labels": LABELS * 0}, "expected at least two classes, got 0"),
         (
             {"labels": LABELS * 1.0},
             r"expected labels \[n\] of integers or names, got \[20\] of float64",
-        ),
-        (
-            {"labels": np.eye(4, dtype=int)[LABELS]},
-            r"expected labels \[n\] of integers or names, got \[20, 4\]",
         ),
         (
             {"labels": np.array(list("abcd"))[LABELS], "classes": np.array(list("abc"))},
@@ -197,11 +178,6 @@ def test_a_test_label_beyond_the_training_classes_is_refused(save):
 
 
 # Files.
-
-
-def test_arrays_of_other_names_are_refused(save):
-    with pytest.raises(DataError, match=r"expected the arrays images and labels, .* got pictures"):
-        load_dataset(save(pictures=IMAGES))
 
 
 class Trap:

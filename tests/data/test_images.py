@@ -58,14 +58,6 @@ def test_lossless_files_are_read_exactly(kind, color):
     assert is_gray(contents) is not color
 
 
-def test_a_path_and_an_open_image_give_the_same(tmp_path):
-    image = picture()
-    path = tmp_path / "a.png"
-    image.save(path)
-    assert torch.equal(decode_image(path), decode_image(image))
-    assert torch.equal(decode_image(str(path)), decode_image(image))
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_sixteen_bit_gray_is_scaled_not_cut(kind):
     deep = np.array([[0, 128, 129, 256], [257, 32768, 65406, 65535]], dtype=np.uint16)

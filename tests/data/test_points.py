@@ -83,23 +83,12 @@ def test_splits_of_a_file_are_read(tmp_path):
             r"sets of points differ in size, .* \{2: 'a', 1: 'b'\}",
         ),
         ("shape,x\na,0\n", "no column 'y'; expected shape,x,y, optionally z,split, got shape,x"),
-        ("x,y\n0,0\n1,0\n", "no column 'shape'"),
-        (
-            "shape,x,y\na,0,0\nb,1,1\n",
-            r"with 2 points or more .* got \[n=2, points=1, coordinates=2\]",
-        ),
-        (
-            "shape,x,y\na,0,0\na,1,nan\nb,0,1\nb,1,1\n",
-            r"set 0 \(one of 1\) holds NaN or infinite coordinates",
-        ),
         ("shape,x,y\na,0,0\na,1,one\n", "line 3: expected a number for each coordinate"),
-        ("shape,x,y\na,0,0\na,1\n", "line 3: expected a number for each coordinate"),
         ("shape,x,y\na,2,2\na,2,2\nb,0,1\nb,1,1\n", "the points of set 0 all lie in one place"),
         (
             "shape,x,y,split\na,0,0,dev\n",
             "line 2: expected split 'train', 'val' or 'test', got 'dev'",
         ),
-        ("shape,x,y\n", "or there are none"),
         ("shape,x,y\na,0,0\na,1,1\n", "no class has two images"),
     ],
 )
@@ -115,10 +104,7 @@ def test_an_unsuitable_csv_gets_one_sentence(tmp_path, text, message):
     ("points", "message"),
     [
         (SETS[:, :1], r"got \[n=10, points=1, coordinates=2\]"),
-        (np.zeros((4, 6, 4)), r"got \[n=4, points=6, coordinates=4\]"),
-        (SETS[0], r"got \[6, 2\]"),
         (np.where(SETS > 115, np.inf, SETS), "holds NaN or infinite coordinates"),
-        (np.array([["a"]]), "expected \\[n, points"),
         (np.full((4, 3, 2), "a"), "expected coordinates that are numbers, got <U1"),
         (
             np.array([SETS[0], SETS[1, :2]], dtype=object),
@@ -191,14 +177,11 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
     preprocess = PointPreprocess((6, 1), 2)
     np.savez(tmp_path / "many.npz", points=SETS)
     np.savez(tmp_path / "other.npz", images=SETS)
-    (tmp_path / "photo.png").write_bytes(b"")
     for points, message in (
         (tmp_path / "many.npz", "expected one set of points, got 10; evaluate takes many"),
         (tmp_path / "other.npz", "expected the array points, got none"),
-        (tmp_path / "none.csv", "No such file"),
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
-        (tmp_path / "photo.png", "photo.png: truncated, it ends before its data does"),
     ):
         with pytest.raises(DataError, match=message):
             preprocess(points)

@@ -49,13 +49,6 @@ def test_the_split_is_frozen():
     assert test.tolist() == [0, 3, 5, 7, 10, 16]
 
 
-def test_seeds_differ():
-    labels = torch.arange(200) % 4
-    _, first = stratified_split(labels, 0.5, 0)
-    _, second = stratified_split(labels, 0.5, 1)
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize("amount", [0, 4, -1, 0.0, 1.0, 1.5, float("nan")])
 def test_an_amount_out_of_range_is_refused(amount):
     with pytest.raises(DataError, match=r"expected a (count from 1 to 3|fraction between 0 and 1)"):

@@ -79,13 +79,6 @@ def class_tracks(signs):
     return set(zip(signs.labels.tolist(), signs.targets["track"].tolist(), strict=True))
 
 
-def test_a_holdout_takes_whole_tracks(root):
-    training, validation = read_gtsrb(root).train_val_split(0.2)
-    assert (len(training), len(validation)) == (32, 8)
-    assert not class_tracks(training) & class_tracks(validation)
-    assert validation.labels.unique().tolist() == [0, 3]
-
-
 def test_without_a_test_table_whole_tracks_are_held_out(tmp_path):
     root = write_gtsrb(tmp_path, num_test=0)
     train = read_gtsrb(root)
@@ -130,13 +123,8 @@ def write_table(root, *rows, columns=COLUMNS):
     [
         ("", "no image in this table"),
         (make_row("00000_00000.ppm", 43), "line 2: expected a ClassId from 0 to 42, got 43"),
-        (make_row("00000_00000.ppm", "x"), "line 2: expected whole numbers in Width"),
         ("00000_00000.ppm;32\n", "line 2: expected whole numbers"),
         (make_row("no.ppm", 0), "line 2: no such file"),
-        (
-            make_row("a.ppm", 0, (5, 5, 4, 9, 32, 32)),
-            "the box 5, 5 to 4, 9 does not lie in 32 × 32",
-        ),
         (make_row("a.ppm", 0, (0, 0, 33, 9, 32, 32)), "the box 0, 0 to 33, 9 does not lie"),
     ],
 )
