@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from torchcaps.data import load_dataset
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
+from torchcaps.errors import DataError
 
 from .mat_files import mat_bytes
 
@@ -25,6 +27,13 @@ def needs_shared(*folders):
         bool(missing), reason=f"no {', '.join(missing)} in the shared data folder {SHARED}"
     )
     return lambda test: pytest.mark.needs_data(skip(test))
+
+
+def assert_refused(message, *source, **options):
+    """Loading this set ends in one line, which matches a regular expression."""
+    with pytest.raises(DataError, match=message) as caught:
+        load_dataset(*source, **options)
+    assert str(caught.value).isprintable()
 
 
 def idx_bytes(array):

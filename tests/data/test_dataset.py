@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, masked_set
 from torchcaps.errors import DataError
 
 CLASSES = ("a", "b", "c")
@@ -125,3 +125,11 @@ def test_torch_loads_it(grouped):
     inputs, targets = next(iter(DataLoader(grouped, batch_size=3)))
     assert torch.equal(inputs, grouped.images[:3])
     assert targets["light"].tolist() == [0, 1, 2]
+
+
+def test_masks_are_resized_and_cropped_as_their_images():
+    masks = torch.zeros(2, 6, 9, dtype=torch.uint8)
+    masks[:, :, :3] = 1
+    images = masked_set(255 * masks.unsqueeze(1), masks, ("a", "b"), "thirds")
+    for part in (images.resized((12, 18), None), images.cropped(4)):
+        assert torch.equal(part.targets["mask"] == 1, part.images.squeeze(1) > 127)

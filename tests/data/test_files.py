@@ -12,7 +12,7 @@ import torch
 from torchcaps.data import DiskDataset, entries, files, load_dataset
 from torchcaps.errors import DataError
 
-from .makers import picture
+from .makers import assert_refused, picture
 
 SIZES = [(40, 30), (17, 23), (60, 64)]
 
@@ -160,8 +160,7 @@ def test_a_small_machine_keeps_less_in_memory(monkeypatch):
 
 
 def test_what_is_no_image_files_cannot_stay_on_disk(tmp_path):
-    with pytest.raises(DataError, match="digits: cannot stay on disk"):
-        load_dataset("digits", storage="disk")
+    assert_refused("digits: cannot stay on disk", "digits", storage="disk")
 
 
 def test_a_fingerprint_tells_files_apart_without_decoding_them(folder, tmp_path):

@@ -128,12 +128,6 @@ def test_partners_of_an_image_differ_and_it_keeps_its_place(source):
     assert pairs.targets["moves"].abs().max() == 4
 
 
-def test_singles_make_the_composite(pairs):
-    singles = pairs.maker.singles(pairs, [0, 5, 47])
-    assert singles.dtype == torch.uint8
-    torch.testing.assert_close(pairs.images[[0, 5, 47]], compose(singles))
-
-
 def test_a_batch_to_train_on_is_drawn_anew(pairs):
     indices = torch.tensor([0, 1, 40])
     batch = draw(pairs, indices)

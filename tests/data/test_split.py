@@ -70,11 +70,6 @@ def test_groups_of_a_class_are_never_split():
     assert len(test_of_24) == 24
 
 
-def test_a_single_group_cannot_be_split():
-    with pytest.raises(DataError, match="leaves nothing on one side"):
-        stratified_split(torch.tensor([0, 0, 1, 1]), 0.5, groups=torch.zeros(4, dtype=torch.int64))
-
-
 def test_few_labels_of_each_class_are_part_of_more():
     small = few_labels(LABELS, 4, seed=3)
     large = few_labels(LABELS, 20, seed=3)

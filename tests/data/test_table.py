@@ -5,7 +5,7 @@ from PIL import Image
 from torchcaps.data import ReadRequest, load_dataset, read_table
 from torchcaps.errors import DataError
 
-from .makers import picture
+from .makers import assert_refused, picture
 
 
 def write_table(tmp_path, text, count=10):
@@ -68,14 +68,12 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
 def test_an_unsuitable_table_is_refused(tmp_path, text, message):
     path = write_table(tmp_path, text)
     name = path.stem if "classes" in message else path
-    with pytest.raises(DataError, match=f"{name}{message}"):
-        load_dataset(path)
+    assert_refused(f"{name}{message}", path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = write_table(tmp_path, "")
     path.write_bytes(b"file,label\n\xff\xfe,x\n")
-    with pytest.raises(DataError, match=f"{path}: cannot be read as a CSV"):
-        load_dataset(path)
+    assert_refused(f"{path}: cannot be read as a CSV", path)
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         read_table(tmp_path / "nowhere.csv", ReadRequest("train"))
