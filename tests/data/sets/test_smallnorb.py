@@ -12,7 +12,7 @@ from torchcaps.data import load_dataset, read_matrix, read_norb
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import DataError, UnknownNameError
 
-from ..makers import assert_refused
+from ..makers import assert_refused, write_norb
 
 MAGIC = {
     "float32": 0x1E3D4C51,
@@ -22,7 +22,6 @@ MAGIC = {
     "int16": 0x1E3D4C56,
 }
 PACKED = 0x1E3D4C52
-TOYS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 # Of all files of both splits with categories in turn: published by those who distribute the set.
 CATEGORIES_MD5 = "fd5120d3f770ad57ebe620eb61a0b633"
@@ -31,23 +30,6 @@ CATEGORIES_MD5 = "fd5120d3f770ad57ebe620eb61a0b633"
 def make_header(magic, shape):
     sizes = (*shape, 1, 1, 1)[: max(len(shape), 3)]
     return struct.pack(f"<Ii{len(sizes)}i", magic, len(shape), *sizes)
-
-
-def write_norb(folder, count=10, side=96, eyes=2):
-    """Both splits with `count` scenes; returns the photographs and the codes by split."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = {}
-    for split, stem in STEMS.items():
-        random = np.random.default_rng(len(stem))
-        photographs = random.integers(0, 256, (count, eyes, side, side), dtype=np.uint8)
-        toys = np.array(TOYS[split])[np.arange(count) // 5 % 5]
-        views = random.integers(0, [9, 18, 6], (count, 3)) * [1, 2, 1]
-        codes = np.column_stack([toys, views]).astype(np.int32)
-        categories = (np.arange(count) % 5).astype(np.int32)
-        for kind, matrix in (("dat", photographs), ("cat", categories), ("info", codes)):
-            (folder / f"{stem}-{kind}.mat").write_bytes(matrix_bytes(matrix))
-        written[split] = photographs, codes
-    return written
 
 
 @settings(deadline=None, max_examples=50)
