@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from torchcaps.data import load_dataset
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
+from torchcaps.errors import DataError
 
 from .mat_files import mat_bytes
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+IMAGES = "Final_Training/Images"
+BOX = (5, 6, 45, 54, 50, 60)  # left, top, right, bottom, width, height, in pixels of the original
+TOYS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 
 
 def needs_shared(*folders):
@@ -25,6 +31,13 @@ def needs_shared(*folders):
         bool(missing), reason=f"no {', '.join(missing)} in the shared data folder {SHARED}"
     )
     return lambda test: pytest.mark.needs_data(skip(test))
+
+
+def assert_refused(message, *source, **options):
+    """Loading this set ends in one line, which matches a regular expression."""
+    with pytest.raises(DataError, match=message) as caught:
+        load_dataset(*source, **options)
+    assert str(caught.value).isprintable()
 
 
 def idx_bytes(array):
@@ -161,15 +174,25 @@ def _cifar(folder):
     return folder
 
 
+def write_norb(folder, count=10, side=96, eyes=2):
+    """Both splits with `count` scenes; returns the photographs and the codes by split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for split, stem in STEMS.items():
+        random = np.random.default_rng(len(stem))
+        photographs = random.integers(0, 256, (count, eyes, side, side), dtype=np.uint8)
+        toys = np.array(TOYS[split])[np.arange(count) // 5 % 5]
+        views = random.integers(0, [9, 18, 6], (count, 3)) * [1, 2, 1]
+        codes = np.column_stack([toys, views]).astype(np.int32)
+        categories = (np.arange(count) % 5).astype(np.int32)
+        for kind, matrix in (("dat", photographs), ("cat", categories), ("info", codes)):
+            (folder / f"{stem}-{kind}.mat").write_bytes(matrix_bytes(matrix))
+        written[split] = photographs, codes
+    return written
+
+
 def _norb(folder):
-    for stem in STEMS.values():
-        for kind, array in (
-            ("dat", _pixels(5, 2, 8, 8)),
-            ("cat", np.arange(5)),
-            ("info", np.zeros((5, 4))),
-        ):
-            array = array if kind == "dat" else array.astype(np.int32)
-            (folder / f"{stem}-{kind}.mat").write_bytes(matrix_bytes(array))
+    write_norb(folder, count=5, side=8)
     return folder
 
 
@@ -190,16 +213,46 @@ def _affnist(folder):
     return folder
 
 
-def _gtsrb(folder):
-    for label in range(2):
-        place = folder / "Final_Training" / "Images" / f"{label:05d}"
-        place.mkdir(parents=True)
-        rows = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
-        for track in range(3):
-            picture((9, 9), seed=track).save(place / f"{track:05d}_00000.ppm")
-            rows += f"{track:05d}_00000.ppm;9;9;1;1;8;8;{label}\n"
-        (place / f"GT-{label:05d}.csv").write_text(rows)
-    return folder
+def ppm(pixels):
+    """A file of a header of 41 bytes with a comment, as the published ones have it."""
+    height, width, _ = pixels.shape
+    header = b"P6\n#CREATOR: OpenCV converter \n%d %d\n255\n" % (width, height)
+    assert len(header) == 41
+    return header + pixels.tobytes()
+
+
+def make_pixels(track, frame, label):
+    """32 × 32 pixels whose red, green and blue say which track, frame and class it is."""
+    return np.full((32, 32, 3), (20 + track, 10 * frame, label), np.uint8)
+
+
+def make_row(name, label, box=BOX):
+    left, top, right, bottom, width, height = box
+    return f"{name};{width};{height};{left};{top};{right};{bottom};{label}\n"
+
+
+def write_gtsrb(root, labels=(0, 3), tracks=5, frames=4, num_test=3, images=IMAGES):
+    for label in labels:
+        folder = root / images / f"{label:05d}"
+        folder.mkdir(parents=True)
+        table = COLUMNS
+        for track in range(tracks):
+            for frame in range(frames):
+                name = f"{track:05d}_{frame:05d}.ppm"
+                (folder / name).write_bytes(ppm(make_pixels(track, frame, label)))
+                table += make_row(name, label)
+        (folder / f"GT-{label:05d}.csv").write_text(table)
+    if num_test:
+        folder = root / "Final_Test" / "Images"
+        folder.mkdir(parents=True)
+        table = COLUMNS
+        for number in range(num_test):
+            name = f"{number:05d}.ppm"
+            label = labels[number % len(labels)]
+            (folder / name).write_bytes(ppm(make_pixels(0, number, label)))
+            table += make_row(name, label)
+        (folder / "GT-final_test.csv").write_text(table)
+    return root
 
 
 def _pixels(*shape):
@@ -220,5 +273,5 @@ SETS = {
     "norb": _norb,
     "svhn": _svhn,
     "affnist": _affnist,
-    "gtsrb": _gtsrb,
+    "gtsrb": lambda folder: write_gtsrb(folder, (0, 1), 3, 1, num_test=0),
 }

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import DataError
+
+from .makers import assert_refused
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 6, 5), dtype=np.uint8)
 LABELS = np.arange(20) % 4
@@ -56,12 +57,8 @@ def test_a_file_without_splits_is_split_by_class(save, names):
     assert_both_splits_hold_all(path)
 
 
-@pytest.mark.parametrize(("images", "labels"), [("x_{}", "y_{}"), ("{}_images", "{}_labels")])
-def test_splits_of_a_file_are_read(save, images, labels):
-    path = save(
-        **{images.format("train"): IMAGES, labels.format("train"): LABELS[:, None]},
-        **{images.format("test"): IMAGES[:5], labels.format("test"): LABELS[:5]},
-    )
+def test_splits_of_a_file_are_read(save):
+    path = save(x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:5], y_test=LABELS[:5])
     test = load_dataset(path, "test")
     assert np.array_equal(test.images[:, 0].numpy(), IMAGES[:5])
     assert test.labels.tolist() == [0, 1, 2, 3, 0]
@@ -71,8 +68,7 @@ def test_splits_of_a_file_are_read(save, images, labels):
 def test_a_missing_split_is_named(save):
     path = save(x_train=IMAGES, y_train=LABELS)
     message = "expected the arrays images and labels, or x_test and y_test, got x_train, y_train"
-    with pytest.raises(DataError, match=message):
-        load_dataset(path, "test")
+    assert_refused(message, path, "test")
 
 
 def test_an_npy_has_its_labels_beside_it(save_npy):
@@ -80,8 +76,7 @@ def test_an_npy_has_its_labels_beside_it(save_npy):
     assert_both_splits_hold_all(path)
     path.with_name("own_labels.npy").unlink()
     message = r"own\.npy: expected its labels in own_labels\.npy beside it"
-    with pytest.raises(DataError, match=message):
-        load_dataset(path)
+    assert_refused(message, path)
 
 
 # Images.
@@ -100,8 +95,9 @@ def test_channels_may_be_first_or_last(tmp_path_factory, channels, height, width
 
 @pytest.mark.parametrize("shape", [(20, 3, 8, 3), (20, 8, 8, 8), (20, 4, 1, 4)])
 def test_an_ambiguous_layout_is_refused(save, shape):
-    with pytest.raises(DataError, match="cannot tell which axis"):
-        load_dataset(save(images=np.zeros(shape, dtype=np.uint8), labels=LABELS))
+    assert_refused(
+        "cannot tell which axis", save(images=np.zeros(shape, dtype=np.uint8), labels=LABELS)
+    )
 
 
 def test_sixteen_bits_are_scaled(save):
@@ -125,7 +121,6 @@ def test_floats_stay_floats(save, dtype):
             IMAGES * 1.0,
             r"expected float pixels in \[0, 1\], got 0 to 255; scale them, or store 0..255 as uint8",
         ),
-        (IMAGES / 255 - 0.5, r"expected float pixels in \[0, 1\], got -0.5"),
         (
             IMAGES.astype(np.int64),
             "expected images of type uint8, uint16 or float in .*, got int64",
@@ -136,17 +131,7 @@ def test_floats_stay_floats(save, dtype):
 )
 def test_unsuitable_images_are_refused(save, images, message):
     path = save(images=images, labels=LABELS)
-    with pytest.raises(DataError, match=f"{path}: {message}"):
-        load_dataset(path)
-
-
-@pytest.mark.parametrize("pixel", [np.nan, np.inf])
-def test_a_non_finite_pixel_names_its_image(save, pixel):
-    images = IMAGES / 255
-    images[7, 2, 2] = pixel
-    path = save(x_train=images, y_train=LABELS)
-    with pytest.raises(DataError, match=f"{path}: image 7 .one of 1. holds NaN or infinite pixels"):
-        load_dataset(path)
+    assert_refused(f"{path}: {message}", path)
 
 
 # Labels.
@@ -169,14 +154,9 @@ def test_classes_may_be_named(save):
     [
         ({"classes": np.array(["a", "b"])}, "label 2 of image 2 lies outside the 2 classes"),
         ({"labels": LABELS - 1}, "label -1 of image 0 lies outside the 3 classes"),
-        ({"labels": LABELS * 0}, "expected at least two classes, got 0"),
         (
             {"labels": LABELS * 1.0},
             r"expected labels \[n\] of integers or names, got \[20\] of float64",
-        ),
-        (
-            {"labels": np.eye(4, dtype=int)[LABELS]},
-            r"expected labels \[n\] of integers or names, got \[20, 4\]",
         ),
         (
             {"labels": np.array(list("abcd"))[LABELS], "classes": np.array(list("abc"))},
@@ -186,22 +166,15 @@ def test_classes_may_be_named(save):
 )
 def test_unsuitable_labels_are_refused(save, arrays, message):
     path = save(**{"images": IMAGES, "labels": LABELS} | arrays)
-    with pytest.raises(DataError, match=f"{path}: {message}"):
-        load_dataset(path)
+    assert_refused(f"{path}: {message}", path)
 
 
 def test_a_test_label_beyond_the_training_classes_is_refused(save):
     path = save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES, y_test=LABELS + 1)
-    with pytest.raises(DataError, match="label 4 of image 3 lies outside the 4 classes"):
-        load_dataset(path, "test")
+    assert_refused("label 4 of image 3 lies outside the 4 classes", path, "test")
 
 
 # Files.
-
-
-def test_arrays_of_other_names_are_refused(save):
-    with pytest.raises(DataError, match=r"expected the arrays images and labels, .* got pictures"):
-        load_dataset(save(pictures=IMAGES))
 
 
 class Trap:
@@ -218,6 +191,5 @@ class Trap:
 def test_pickles_are_refused_unexecuted(tmp_path, save, save_npy, ending):
     trap = np.array([Trap(str(tmp_path / "sprung"))], dtype=object)
     path = save(images=trap, labels=LABELS) if ending == "npz" else save_npy(trap)
-    with pytest.raises(DataError, match=f"{path}: cannot be read as an .{ending}"):
-        load_dataset(path)
+    assert_refused(f"{path}: cannot be read as an .{ending}", path)
     assert not (tmp_path / "sprung").exists()

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from torchcaps.data import load_dataset, read_idx
 from torchcaps.errors import DataError
 
-from .makers import idx_bytes, write_idx_set
+from .makers import assert_refused, idx_bytes, write_idx_set
 
 ARRAYS = arrays(np.uint8, array_shapes(min_dims=1, max_dims=4, max_side=6))
 
@@ -34,8 +34,6 @@ def test_an_array_is_read_as_it_was_written(tmp_path_factory, array, packed):
             b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd",
             "wrong magic number 0x00000d01, expected 0x000008",
         ),
-        (b"\x00\x00\x08\x05" + b"\x00\x00\x00\x01" * 5, "wrong magic number 0x00000805"),
-        (b"\x89PNG\r\n", "wrong magic number 0x89504e47"),
         (bytes([0, 1, 8, 1, 0, 0, 0, 2, 3, 4]), "wrong magic number 0x00010801"),
         (b"\x00\x00\x08\x01\x00\x00\x00\x00", "says that there is nothing in it"),
         (
@@ -50,11 +48,6 @@ def test_damaged_files_name_their_path(tmp_path, data, message):
     path.write_bytes(data)
     with pytest.raises(DataError, match=f"{path}: .*{message}"):
         read_idx(path)
-
-
-def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(DataError, match="nothing-here: cannot be read"):
-        read_idx(tmp_path / "nothing-here")
 
 
 @pytest.mark.parametrize("gz", [False, True])
@@ -83,42 +76,33 @@ def test_images_of_four_axes_have_channels(tmp_path):
     assert np.array_equal(load_dataset(tmp_path).images.numpy(), color)
 
 
-def test_classes_come_from_the_training_labels(tmp_path):
-    write_idx_set(tmp_path, test=3)
-    assert load_dataset(tmp_path, "test").num_classes == 10
-
-
 def test_a_label_outside_the_training_classes_is_refused(tmp_path):
     write_idx_set(tmp_path, classes=4)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(
         idx_bytes(np.array([0] * 9 + [4], dtype=np.uint8))
     )
     message = "t10k-labels-idx1-ubyte: label 4 of image 9 lies outside the 4 classes"
-    with pytest.raises(DataError, match=message):
-        load_dataset(tmp_path, "test")
+    assert_refused(message, tmp_path, "test")
 
 
 def test_another_number_of_labels_is_refused(tmp_path):
     write_idx_set(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(19, dtype=np.uint8)))
-    with pytest.raises(DataError, match=r"got \[19\] for \[20, 6, 5\]"):
-        load_dataset(tmp_path)
+    assert_refused(r"got \[19\] for \[20, 6, 5\]", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["images", "labels"])
 def test_a_missing_file_is_named(tmp_path, kind):
     write_idx_set(tmp_path)
     next(tmp_path.glob(f"t10k-{kind}*")).unlink()
-    with pytest.raises(DataError, match=f"no t10k-{kind}-idx"):
-        load_dataset(tmp_path, "test")
+    assert_refused(f"no t10k-{kind}-idx", tmp_path, "test")
 
 
 def test_labels_in_place_of_images_are_refused(tmp_path):
     arrays = write_idx_set(tmp_path)
     labels = idx_bytes(arrays["train-labels-idx1-ubyte"])
     (tmp_path / "train-images-idx3-ubyte").write_bytes(labels)
-    with pytest.raises(DataError, match=r"for images of 3 or 4 axes, got \[20\] for \[20\]"):
-        load_dataset(tmp_path)
+    assert_refused(r"for images of 3 or 4 axes, got \[20\] for \[20\]", tmp_path)
 
 
 def test_images_can_be_written_to(tmp_path):

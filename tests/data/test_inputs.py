@@ -104,11 +104,6 @@ def test_pictures_in_memory_have_no_name():
     inputs = [image, torch.stack([image, image]), np.zeros((8, 6)), picture()]
     elements = list(list_inputs(inputs, PREPROCESS))
     assert [element.name for element in elements] == [None] * 5
-    assert [getattr(element.source, "shape", None) for element in elements[:4]] == [
-        (3, 8, 6),
-        (3, 8, 6),
-        (3, 8, 6),
-        (8, 6),
-    ]
+    assert [element.source.shape for element in elements[:4]] == [(3, 8, 6)] * 3 + [(8, 6)]
     assert len(list(list_inputs(torch.rand(4, 3, 8, 6), PREPROCESS))) == 4
     assert len(list(list_inputs(picture(), PREPROCESS))) == 1

@@ -10,23 +10,19 @@ import torch
 from torchcaps.data import Dataset, load_dataset, match_classes
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
-from .makers import SIGN_PATTERN, picture, write_folder, write_medmnist, write_sign_folder
+from .makers import (
+    SIGN_PATTERN,
+    assert_refused,
+    picture,
+    write_folder,
+    write_medmnist,
+    write_sign_folder,
+)
 from .test_tar import pack
 
 
 def tracks(images):
     return set(images.targets["object"].tolist())
-
-
-def test_the_folder_of_signs_is_refused_with_all_its_damaged_files(tmp_path):
-    damaged = write_sign_folder(tmp_path / "signs", classes=12)
-    with pytest.raises(DamagedImageError) as caught:
-        load_dataset(tmp_path / "signs", img_size=16)
-    message = str(caught.value)
-    assert all(f"{file}: " in message for file in damaged)
-    assert message.startswith("signs: 10 of ")
-    assert "--skip-damaged" in message
-    assert "\n" not in message
 
 
 def test_the_folder_of_signs_without_its_damaged_files(tmp_path):
@@ -51,15 +47,6 @@ def test_the_folder_of_signs_without_its_damaged_files(tmp_path):
     assert "groups by 'object'" in notes
     assert "1 non-image file (00 sign/notes.txt), 1 broken link (01 sign/gone.png)" in notes
     assert "cannot be read" in notes
-
-
-def test_images_in_sub_folders_belong_to_the_class_above(tmp_path):
-    root = write_folder(tmp_path / "own")
-    (root / "cat" / "night" / "far").mkdir(parents=True)
-    picture(seed=7).save(root / "cat" / "night" / "far" / "a.png")
-    images = load_dataset(root)
-    assert images.classes == ("cat", "dog")
-    assert len(images) + len(load_dataset(root, "test")) == 11
 
 
 def test_images_are_known_by_their_content_where_they_have_no_ending(tmp_path):
@@ -103,18 +90,10 @@ def test_what_lies_beside_classes_and_splits_is_said(tmp_path):
     assert "2 unused files (more/cat/0.png, more/dog/0.png)" in notes
 
 
-def test_a_table_beside_images_without_class_folders_is_named(tmp_path):
-    picture().save(tmp_path / "0.png")
-    (tmp_path / "labels.csv").write_text("file,label\n0.png,cat\n")
-    with pytest.raises(DataError, match=r"no class folders in it; .* or the path of a .csv"):
-        load_dataset(tmp_path)
-
-
 def test_a_link_to_a_folder_above_is_named(tmp_path):
     root = write_folder(tmp_path / "own")
     (root / "cat" / "again").symlink_to(root)
-    with pytest.raises(DataError, match="cat/again: a link to a folder above it"):
-        load_dataset(root)
+    assert_refused("cat/again: a link to a folder above it", root)
 
 
 @pytest.mark.parametrize("validation", ["val", "valid", "Validation"])
@@ -173,18 +152,8 @@ def test_the_columns_of_labels_and_groups(tmp_path):
     assert not groups[0] & groups[1]
     assert len(groups[0] | groups[1]) == 4
     assert len(train) + len(test) == 12
-
-
-def test_several_columns_of_labels(tmp_path):
-    rows = [f"{i}.png,{('red', 'blue')[i % 2]},{('disk', 'bar')[i // 6]}" for i in range(12)]
-    path = write_rows(tmp_path, "file,color,shape", rows)
-    images = load_dataset(path, label_column="color, shape")
-    assert images.classes == ("bar", "blue", "disk", "red")
-    labels = images.targets["labels"]
-    assert (labels[:, [1, 3]].sum(dim=1) == 1).all()
-    assert (labels[:, [0, 2]].sum(dim=1) == 1).all()
-    train, val = images.train_val_split(0.25)
-    assert train.labels.shape[1] == val.labels.shape[1] == 4
+    rest, val = train.train_val_split(3)
+    assert not set(rest.groups.tolist()) & set(val.groups.tolist())
 
 
 TAGS = ["cat | dog", "dog", "owl|cat|dog", "dog|", "owl", "cat"]
@@ -207,12 +176,13 @@ def test_any_number_of_labels_in_a_column(tmp_path, storage):
     assert not matched.labels[:, 0].any()
 
 
-def test_a_column_of_labels_may_be_empty_for_an_image(tmp_path):
+def test_several_columns_of_labels_of_which_one_may_be_empty(tmp_path):
     rows = [f"{i}.png,{'ab'[i % 2]},{'c' * (i % 3 == 0)}" for i in range(12)]
     images = load_dataset(
         write_rows(tmp_path, "file,first,second", rows), label_column="first,second"
     )
     assert images.classes == ("a", "b", "c")
+    assert images.train_val_split(0.25)[1].labels.shape[1] == 3
     rows = {tuple(row) for row in images.labels.tolist()}
     assert rows <= {(1, 0, 0), (0, 1, 0), (1, 0, 1), (0, 1, 1)}
 
@@ -233,10 +203,12 @@ def test_unsuitable_rows_of_labels_are_refused(labels, message):
 
 def test_a_separator_that_separates_nothing_is_refused(tmp_path):
     path = write_rows(tmp_path, "file,label", ["0.png,a;b", "1.png,c"], count=2)
-    with pytest.raises(DataError, match=r"expected '\|', the label_separator .* in none"):
-        load_dataset(path, label_separator="|")
-    with pytest.raises(DataError, match="line 2: expected different labels of an image, got a, a"):
-        load_dataset(write_rows(tmp_path, "file,label", ["0.png,a;a"], 1), label_separator=";")
+    assert_refused(r"expected '\|', the label_separator .* in none", path, label_separator="|")
+    assert_refused(
+        "line 2: expected different labels of an image, got a, a",
+        write_rows(tmp_path, "file,label", ["0.png,a;a"], 1),
+        label_separator=";",
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,21 +217,17 @@ def test_a_separator_that_separates_nothing_is_refused(tmp_path):
         (["0.png,|"], {"label_separator": "|"}, "line 2: expected a label, got '\\|' alone"),
         (["0.png,a"], {"label_column": "kind"}, "no column 'kind'; .* label_column"),
         (["0.png,a"], {"group_column": "who"}, "no column 'who'; .* group_column"),
-        (["0.png,a,b"], {"group_column": "who"}, "no column 'who'"),
-        (["0.png,"], {"label_column": "label"}, "line 2: expected a file and a label"),
     ],
 )
 def test_unsuitable_columns_are_refused(tmp_path, rows, options, message):
     path = write_rows(tmp_path, "file,label", rows, count=1)
-    with pytest.raises(DataError, match=message):
-        load_dataset(path, **options)
+    assert_refused(message, path, **options)
 
 
 def test_missing_files_of_a_table_are_all_named_or_left_out(tmp_path):
     rows = [f"{i}.png,{'ab'[i % 2]}" for i in range(15)]
     path = write_rows(tmp_path, "file,label", rows)
-    with pytest.raises(DataError, match=r"3 of 15 .*line 14.*12\.png; .*13\.png; .*14\.png"):
-        load_dataset(path)
+    assert_refused(r"3 of 15 .*line 14.*12\.png; .*13\.png; .*14\.png", path)
     images = load_dataset(path, skip_damaged=True)
     assert len(images) + len(load_dataset(path, "test", skip_damaged=True)) == 12
     assert any("left out 3 of 15 images that cannot be read" in note for note in images.notes)
@@ -286,7 +254,10 @@ def test_of_many_damaged_files_twenty_are_named(tmp_path):
         file.write_bytes(b"junk")
     with pytest.raises(DamagedImageError, match="25 of 50 .*; and 5 more") as caught:
         load_dataset(root)
-    assert str(caught.value).count("not an image") == 20
+    message = str(caught.value)
+    assert message.count("not an image") == 20
+    assert "--skip-damaged" in message
+    assert "\n" not in message
 
 
 def test_images_on_disk_leave_out_damaged_ones(tmp_path):
@@ -324,15 +295,3 @@ def test_an_option_without_a_meaning_is_refused(tmp_path, monkeypatch, data, opt
         load_dataset(data, **{option: "(x)"})
     with pytest.raises(ArgumentError, match="unknown option 'skip'; did you mean 'skip_damaged'"):
         load_dataset(data, skip=True)
-
-
-def test_groups_that_span_classes_stay_on_one_side(tmp_path):
-    rows = [f"{i}.png,{'ab'[i % 2]},{i // 2}" for i in range(40)]
-    path = write_rows(tmp_path, "file,label,patient", rows, count=40)
-    train = load_dataset(path, group_column="patient")
-    test = load_dataset(path, "test", group_column="patient")
-    patients = [images.targets["patient"].tolist() for images in (train, test)]
-    assert not set(patients[0]) & set(patients[1])
-    assert len(test) == 8
-    rest, val = train.train_val_split(8)
-    assert not set(rest.targets["patient"].tolist()) & set(val.targets["patient"].tolist())

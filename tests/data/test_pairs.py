@@ -99,15 +99,6 @@ def test_less_padding_than_shift_cuts_off(source):
     assert ink.max() <= uncut
 
 
-def test_a_batch_depends_on_the_generator_alone(source):
-    maker = PairMaker(source)
-    base = torch.arange(24)
-    batch = maker.draw_pairs(base, generator=generator(1))
-    repeated = maker.draw_pairs(base, generator=generator(1))
-    torch.testing.assert_close(repeated[:3], batch[:3], rtol=0, atol=0)
-    assert not torch.equal(batch.images, maker.draw_pairs(base, generator=generator(2)).images)
-
-
 # A set of pairs.
 
 
@@ -137,12 +128,6 @@ def test_partners_of_an_image_differ_and_it_keeps_its_place(source):
     assert pairs.targets["moves"].abs().max() == 4
 
 
-def test_singles_make_the_composite(pairs):
-    singles = pairs.maker.singles(pairs, [0, 5, 47])
-    assert singles.dtype == torch.uint8
-    torch.testing.assert_close(pairs.images[[0, 5, 47]], compose(singles))
-
-
 def test_a_batch_to_train_on_is_drawn_anew(pairs):
     indices = torch.tensor([0, 1, 40])
     batch = draw(pairs, indices)
@@ -154,12 +139,6 @@ def test_a_batch_to_train_on_is_drawn_anew(pairs):
     torch.testing.assert_close(batch.inputs, singles.sum(dim=1).clamp(max=1))
     assert not torch.equal(batch.inputs, pairs.float_images(indices))
     torch.testing.assert_close(draw(pairs, indices).inputs, batch.inputs, rtol=0, atol=0)
-
-
-def test_a_subset_keeps_its_singles(pairs):
-    subset = pairs.subset([40, 3, 7])
-    torch.testing.assert_close(subset.images, compose(subset.maker.singles(subset, [0, 1, 2])))
-    torch.testing.assert_close(subset.labels, pairs.labels[[40, 3, 7]])
 
 
 def test_labels_become_0_and_1():
@@ -239,9 +218,7 @@ def test_boxes_overlap_as_documented():
             r"expected uint8 images .* got Dataset\(.* float32",
         ),
         (lambda s: PairMaker(s, -1), "max_shift: expected at least 0, got -1"),
-        (lambda s: PairMaker(s, 2, -1), "pad: expected at least 0, got -1"),
         (lambda s: make_pairs(s, 10), "per_image: expected between 1 and 9, got 10"),
-        (lambda s: make_pairs(s, 0), "per_image: expected between 1 and 9, got 0"),
     ],
 )
 def test_an_unsuitable_source_or_amount_is_refused(source, make, message):

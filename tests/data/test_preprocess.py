@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from torchcaps.data import Preprocess, load_dataset
 from torchcaps.errors import DataError
@@ -58,19 +57,10 @@ def test_prediction_sees_what_training_saw(tmp_path, in_chans):
 
 
 def test_channels_and_size_are_set():
-    white = Preprocess((5, 4), 1)(np.full((10, 8, 3), 255, dtype=np.uint8))
+    white = Preprocess((5, 4), 1)(np.full((10, 8, 3), 65535, dtype=np.uint16))
     assert white.shape == (1, 5, 4)
     assert white.unique().tolist() == [1]
     assert Preprocess((5, 4), 3)(np.zeros((10, 8), dtype=np.uint8)).shape == (3, 5, 4)
-
-
-def test_sixteen_bits_and_cmyk(tmp_path):
-    gray = Preprocess((4, 4), 1)
-    Image.fromarray(np.full((4, 4), 65535, dtype=np.uint16)).save(tmp_path / "deep.png")
-    assert gray(tmp_path / "deep.png").unique().tolist() == [1]
-    assert gray(np.full((8, 6, 1), 65535, dtype=np.uint16)).unique().tolist() == [1]
-    Image.new("CMYK", (4, 4), (0, 0, 0, 255)).save(tmp_path / "black.tif")
-    assert Preprocess((4, 4), 3)(tmp_path / "black.tif").unique().tolist() == [0]
 
 
 def test_it_is_stored_as_json():
@@ -109,7 +99,6 @@ def test_a_crop_is_cut_out_of_the_middle():
     [
         (torch.full((1, 8, 6), float("nan")), "image: .* holds NaN"),
         (np.full((8, 6), 200.0), r"expected float pixels in \[0, 1\], got 200"),
-        (np.zeros(8, dtype=np.uint8), "expected images of 3 or 4 axes, got shape .1, 8."),
         (np.zeros((8, 8, 8), dtype=np.uint8), "cannot tell which axis"),
         ("nowhere.png", r"nowhere\.png: no such image file"),
     ],

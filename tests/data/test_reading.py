@@ -1,6 +1,5 @@
 """Sizes that are checked before memory is taken, errors of one sentence, only regular files."""
 
-import gzip
 import os
 import pickle
 import struct
@@ -14,7 +13,7 @@ from torchcaps.data import decode_image, entries, load_dataset, read_idx, readin
 from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
 from torchcaps.training import Run, load_recipe
 
-from .makers import SETS, idx_bytes, picture, write_folder, write_idx_set
+from .makers import SETS, assert_refused, picture, write_folder
 
 
 @pytest.fixture
@@ -24,10 +23,12 @@ def small_floor(monkeypatch):
     monkeypatch.setattr(reading, "RATIO", 1)
 
 
-@pytest.mark.usefixtures("small_floor", "mat_in_process")
+@pytest.mark.usefixtures("small_floor")
 @pytest.mark.parametrize("kind", SETS)
-def test_small_sets_of_every_format_fit(tmp_path, kind):
-    assert len(load_dataset(SETS[kind](tmp_path))) > 0
+def test_a_small_set_of_every_format_fits_and_has_the_name_of_its_file(tmp_path, kind):
+    (tmp_path / kind).mkdir()
+    path = SETS[kind](tmp_path / kind)
+    assert load_dataset(path).name == path.name.split(".")[0]
 
 
 IMAGE_FILES = {  # by format, where they differ from all files of bytes
@@ -82,17 +83,6 @@ def test_the_error_tells_how_to_go_on(tmp_path):
     images.images.add_(1)  # not a view of a file
 
 
-@pytest.mark.usefixtures("small_floor")
-def test_bytes_on_disk_raise_the_limit(tmp_path):
-    write_idx_set(tmp_path, train=400, shape=(64, 64))
-    assert len(load_dataset(tmp_path)) == 400
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(
-        gzip.compress(idx_bytes(np.zeros((400, 64, 64), np.uint8)))
-    )
-    with pytest.raises(DataError, match="train-images-idx3-ubyte: it asks for 2 MiB"):
-        load_dataset(tmp_path)
-
-
 def test_the_limit_itself_is_allowed_and_one_byte_more_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "FLOOR", 1000)
     (tmp_path / "a").touch()
@@ -105,8 +95,12 @@ def test_decoded_images_count_together(tmp_path):
     root = write_folder(tmp_path / "own", count=5, size=(8, 8))
     num_bytes = 8 * 3 * 64 * 64
     assert len(load_dataset(root, img_size=64, max_bytes=num_bytes)) == 8
-    with pytest.raises(DataError, match=r"own: its images ask for .*--max-bytes.*--storage"):
-        load_dataset(root, img_size=64, max_bytes=num_bytes - 1)
+    assert_refused(
+        r"own: its images ask for .*--max-bytes.*--storage",
+        root,
+        img_size=64,
+        max_bytes=num_bytes - 1,
+    )
     for path in (SETS["npz"](tmp_path), root):
         with pytest.raises(ValueError, match="max_bytes: expected at least 1"):
             load_dataset(path, max_bytes=0)
@@ -117,8 +111,7 @@ def test_images_far_larger_than_their_files_are_refused(tmp_path, monkeypatch, k
     path = SETS[kind](tmp_path)
     monkeypatch.setattr(entries, "FLOOR", 1000)
     assert len(load_dataset(path, img_size=20)) == 4
-    with pytest.raises(DataError, match="its images ask for"):
-        load_dataset(path, img_size=200)
+    assert_refused("its images ask for", path, img_size=200)
 
 
 def test_masks_count_together(tmp_path):
@@ -129,18 +122,7 @@ def test_masks_count_together(tmp_path):
                 tmp_path / kind / f"{index}.png"
             )
     assert len(load_dataset(tmp_path, max_bytes=4 * 48)) == 3
-    with pytest.raises(DataError, match="its images ask for"):
-        load_dataset(tmp_path, max_bytes=4 * 48 - 1)
-
-
-def test_holes_of_a_sparse_file_count_nothing(tmp_path):
-    path = tmp_path / "sparse"
-    path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, 1 << 10, 1 << 10, 1 << 10))
-    os.truncate(path, (1 << 30) + 16)
-    if path.stat().st_blocks * 512 > 1 << 20:
-        pytest.skip("this file system keeps no holes")
-    with pytest.raises(DataError, match="sparse: it asks for 1,024 MiB of memory"):
-        read_idx(path)
+    assert_refused("its images ask for", tmp_path, max_bytes=4 * 48 - 1)
 
 
 def test_ten_thousand_classes_are_enough(tmp_path):
@@ -150,8 +132,7 @@ def test_ten_thousand_classes_are_enough(tmp_path):
         if count == 10_000:
             assert load_dataset(tmp_path / "own.npz").num_classes == count
             continue
-        with pytest.raises(DataError, match="expected at most 10,000 classes, got 10,001"):
-            load_dataset(tmp_path / "own.npz")
+        assert_refused("expected at most 10,000 classes, got 10,001", tmp_path / "own.npz")
 
 
 # Errors.

@@ -5,7 +5,7 @@ from PIL import Image
 from torchcaps.data import ReadRequest, load_dataset, read_table
 from torchcaps.errors import DataError
 
-from .makers import picture
+from .makers import assert_refused, picture
 
 
 def write_table(tmp_path, text, count=10):
@@ -46,10 +46,7 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
             "name,label\na,b\n",
             ": no column 'file'; expected file,label or .* and optionally split, got name,label",
         ),
-        ("file;label\na;b\n", ": no column 'file'"),
-        ("file\na\n", ": no column 'label'"),
         ("", ": no column 'file'; .* got an empty file"),
-        ("file,label\n", ": expected at least two classes to train on, got none"),
         (
             "file,label\n" + rows(3) + "pictures/99.png,cat\n",
             r" line 5: no such file .*pictures/99\.png",
@@ -58,14 +55,9 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
             "file,label\n" + rows(2) + "pictures/2.png,\n",
             " line 4: expected a file and a label, got '.*' and ''",
         ),
-        ("file,label\n" + rows(2) + "pictures/2.png\n", " line 4: expected a file and a label"),
         (
             "file,label,split\n" + rows(2, lambda i: ",dev"),
             " line 2: expected split 'train', 'val' or 'test', got 'dev'",
-        ),
-        (
-            "file,label\n" + "pictures/0.png,cat\npictures/1.png,cat\n",
-            ": expected at least two classes .* got cat",
         ),
         (
             "file,label,split\n" + rows(4, lambda i: ",test"),
@@ -76,20 +68,12 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
 def test_an_unsuitable_table_is_refused(tmp_path, text, message):
     path = write_table(tmp_path, text)
     name = path.stem if "classes" in message else path
-    with pytest.raises(DataError, match=f"{name}{message}"):
-        load_dataset(path)
-
-
-def test_a_table_without_test_rows_is_refused(tmp_path):
-    path = write_table(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
-    with pytest.raises(DataError, match="own: no image of the 'test' split in it"):
-        load_dataset(path, "test")
+    assert_refused(f"{name}{message}", path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = write_table(tmp_path, "")
     path.write_bytes(b"file,label\n\xff\xfe,x\n")
-    with pytest.raises(DataError, match=f"{path}: cannot be read as a CSV"):
-        load_dataset(path)
+    assert_refused(f"{path}: cannot be read as a CSV", path)
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         read_table(tmp_path / "nowhere.csv", ReadRequest("train"))

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import DataError
 
-from .makers import picture, write_folder
+from .makers import assert_refused, picture, write_folder
 
 
 def pack(root, path, inside="."):
@@ -47,8 +46,7 @@ def test_hidden_files_are_skipped_and_images_resized(tmp_path):
 def test_an_archive_without_class_folders_is_refused(tmp_path):
     picture().save(tmp_path / "0.png")
     path = pack(tmp_path / "0.png", tmp_path / "a.tar", "0.png")
-    with pytest.raises(DataError, match=r"a\.tar: expected images as <class>/<image>"):
-        load_dataset(path)
+    assert_refused(r"a\.tar: expected images as <class>/<image>", path)
 
 
 @pytest.mark.parametrize("folder", ["", "cifar10-jpg", "cifar10/cifar10-jpg"])

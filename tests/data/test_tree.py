@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from torchcaps.data import label_tree, load_dataset
-from torchcaps.errors import DataError
 
-from .makers import SHARED, needs_shared, picture, write_folder
+from .makers import SHARED, assert_refused, needs_shared, picture, write_folder
 
 PATHS = ("animals/cats/lynx", "animals/dogs/wolf", "things/cups/mug")
 LEAVES = (("animals", "lynx"), ("animals", "wolf"), ("things", "mug"))
@@ -43,34 +42,14 @@ def test_nested_folders_are_a_tree(tmp_path, levels):
 def test_folders_of_several_depths_are_refused(tmp_path):
     root = write_folder(tmp_path / "own", ("animals/lynx", "mug"))
     places = ".*png in 'animals/lynx' and .*png in 'mug'"
-    with pytest.raises(
-        DataError, match=f"{root}: expected every image at one depth, got {places}$"
-    ):
-        load_dataset(root)
+    assert_refused(f"{root}: expected every image at one depth, got {places}$", root)
 
 
 def test_folders_of_one_name_under_two_parents_are_refused(tmp_path):
     root = write_folder(tmp_path / "own", ("cats/other", "dogs/other", "dogs/wolf"))
-    with pytest.raises(
-        DataError,
-        match=f"{root}: label 'other' has two parents, 'cats' and 'dogs'; a label needs one",
-    ):
-        load_dataset(root)
-
-
-def test_an_empty_class_of_a_tree_is_refused(tmp_path):
-    root = write_folder(tmp_path / "own", PATHS)
-    (root / "things" / "bowls").mkdir()
-    with pytest.raises(DataError, match=r"things/bowls: class 'bowls' is empty; expected images"):
-        load_dataset(root)
-
-
-def test_a_link_to_a_parent_folder_is_refused(tmp_path):
-    root = write_folder(tmp_path / "own", PATHS)
-    (root / "round").mkdir()
-    (root / "round" / "again").symlink_to(root / "round")
-    with pytest.raises(DataError):
-        load_dataset(root)
+    assert_refused(
+        f"{root}: label 'other' has two parents, 'cats' and 'dogs'; a label needs one", root
+    )
 
 
 def write_table(tmp_path, head, rows):
@@ -109,12 +88,6 @@ def test_a_tree_with_a_group_column_keeps_groups_together(tmp_path):
     assert test.classes == val.classes == train.classes
 
 
-def test_columns_of_labels_may_have_any_name(tmp_path):
-    rows = ["life,x,lynx,0.png", "life,x,wolf,0.png"] * 2
-    path = write_table(tmp_path, "kingdom,family,species,image", rows)
-    assert load_dataset(path).classes == ("life/x/lynx", "life/x/wolf")
-
-
 def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
     path = write_table(tmp_path, "file,label", ["0.png,T-shirt/top", "0.png,Trouser"] * 2)
     assert load_dataset(path).classes == ("T-shirt/top", "Trouser")
@@ -127,12 +100,6 @@ def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
             "image,coarse,fine",
             ["0.png,a,x", "0.png,,y"],
             " line 3: label 'y' has no parent; 'coarse' is empty",
-        ),
-        ("image,a,b,c", ["0.png,k,,y"], " line 2: label 'y' has no parent; 'b' is empty"),
-        (
-            "image,coarse,fine",
-            ["0.png,a,x", "0.png,b,x"],
-            ": label 'x' has two parents, 'a' and 'b'; a label needs",
         ),
         ("image,a,b,c", ["0.png,k,m,x", "0.png,l,m,y"], ": label 'm' has two parents, 'k' and 'l'"),
         (
@@ -150,7 +117,6 @@ def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
             ["0.png,x"],
             ": no column 'of labels'; expected image,coarse,fine or",
         ),
-        ("image,coarse,split", ["0.png,x,test"], ": no column 'of labels'"),
         (
             "file,coarse,fine",
             ["0.png,a,x"],
@@ -160,9 +126,7 @@ def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
 )
 def test_an_unsuitable_table_is_refused(tmp_path, head, rows, message):
     path = write_table(tmp_path, head, rows)
-    with pytest.raises(DataError, match=f"^{path}{message}") as caught:
-        load_dataset(path)
-    assert "\n" not in str(caught.value)
+    assert_refused(f"^{path}{message}", path)
 
 
 @needs_shared("fashion-mnist")

@@ -5,6 +5,7 @@ import torch
 from torchcaps.data import load_dataset, read_affnist
 from torchcaps.errors import DataError
 
+from ..makers import assert_refused
 from ..mat_files import mat_bytes
 
 pytestmark = pytest.mark.usefixtures("mat_in_process")
@@ -48,13 +49,16 @@ def test_files_of_a_split_in_natural_order(tmp_path):
     assert digits.images[::COUNT, 0, 0, 0].tolist() == [2, 10]
     train, val = digits.train_val_split(1 / 3)
     assert not torch.isin(train.targets["original"], val.targets["original"]).any()
-    with pytest.raises(DataError, match="no .mat file of the 'train' split"):
-        load_dataset(tmp_path / "affnist", "train")
+    assert_refused("no .mat file of the 'train' split", tmp_path / "affnist", "train")
 
 
 def test_an_absent_set_says_where_to_get_it(tmp_path):
-    with pytest.raises(DataError, match="get it from https://www.cs.toronto.edu/~tijmen/affNIST/$"):
-        load_dataset("affnist", root=tmp_path, cache_dir=tmp_path)
+    assert_refused(
+        "get it from https://www.cs.toronto.edu/~tijmen/affNIST/$",
+        "affnist",
+        root=tmp_path,
+        cache_dir=tmp_path,
+    )
 
 
 @pytest.mark.parametrize(

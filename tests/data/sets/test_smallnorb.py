@@ -12,6 +12,8 @@ from torchcaps.data import load_dataset, read_matrix, read_norb
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import DataError, UnknownNameError
 
+from ..makers import assert_refused, write_norb
+
 MAGIC = {
     "float32": 0x1E3D4C51,
     "float64": 0x1E3D4C53,
@@ -20,7 +22,6 @@ MAGIC = {
     "int16": 0x1E3D4C56,
 }
 PACKED = 0x1E3D4C52
-TOYS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 # Of all files of both splits with categories in turn: published by those who distribute the set.
 CATEGORIES_MD5 = "fd5120d3f770ad57ebe620eb61a0b633"
@@ -29,23 +30,6 @@ CATEGORIES_MD5 = "fd5120d3f770ad57ebe620eb61a0b633"
 def make_header(magic, shape):
     sizes = (*shape, 1, 1, 1)[: max(len(shape), 3)]
     return struct.pack(f"<Ii{len(sizes)}i", magic, len(shape), *sizes)
-
-
-def write_norb(folder, count=10, side=96, eyes=2):
-    """Both splits with `count` scenes; returns the photographs and the codes by split."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = {}
-    for split, stem in STEMS.items():
-        random = np.random.default_rng(len(stem))
-        photographs = random.integers(0, 256, (count, eyes, side, side), dtype=np.uint8)
-        toys = np.array(TOYS[split])[np.arange(count) // 5 % 5]
-        views = random.integers(0, [9, 18, 6], (count, 3)) * [1, 2, 1]
-        codes = np.column_stack([toys, views]).astype(np.int32)
-        categories = (np.arange(count) % 5).astype(np.int32)
-        for kind, matrix in (("dat", photographs), ("cat", categories), ("info", codes)):
-            (folder / f"{stem}-{kind}.mat").write_bytes(matrix_bytes(matrix))
-        written[split] = photographs, codes
-    return written
 
 
 @settings(deadline=None, max_examples=50)
@@ -78,7 +62,6 @@ def test_files_are_as_published():
         (matrix_bytes(np.zeros(3, np.int32)) + b"x", r"too long, the header \[3\] asks for 12"),
         (make_header(PACKED, (2, 2)) + b"1234", "that is not packed, got 0x1E3D4C52"),
         (make_header(0x1E3D4C99, (3,)) + b"x" * 12, "expected the magic number .* 0x1E3D4C99"),
-        (make_header(MAGIC["uint8"], (-3, 1)) + b"x" * 12, "truncated or damaged header"),
         (struct.pack("<Ii3i", MAGIC["uint8"], 99, 1, 1, 1), "truncated or damaged header"),
     ],
 )
@@ -153,9 +136,13 @@ def test_by_name_gzipped_and_by_path(tmp_path):
     toys = load_dataset("smallnorb", "test", tmp_path, cache_dir=tmp_path / "none")
     assert (toys.images.shape, toys.name) == ((5, 2, 48, 48), "smallnorb")
     assert len(load_dataset(folder)) == 5
+    for path in folder.glob(f"{STEMS['train']}*"):
+        path.unlink()
+    assert len(load_dataset(folder, "test")) == 5
     # Another set in the same layout is not meant.
-    with pytest.raises(DataError, match="torchcaps data fetch synthnorb"):
-        load_dataset("synthnorb", root=folder, cache_dir=tmp_path / "none")
+    assert_refused(
+        "torchcaps data fetch synthnorb", "synthnorb", root=folder, cache_dir=tmp_path / "none"
+    )
 
 
 def test_an_absent_file_is_named(tmp_path):
@@ -169,7 +156,6 @@ def test_an_absent_file_is_named(tmp_path):
     ("kind", "matrix", "words"),
     [
         ("dat", np.zeros((10, 8, 8), np.uint8), r"expected photographs \[n, eyes, height, width\]"),
-        ("dat", np.zeros((10, 2, 8, 8), np.int16), "got int16"),
         ("cat", np.zeros(9, np.int32), r"categories \[n\], .* \[9\]"),
         ("cat", np.full(10, 5, np.int32), "label 5 of image 0"),
         ("info", np.zeros((10, 3), np.int32), r"codes \[n, 4\], .* \[10, 3\]"),
@@ -185,14 +171,3 @@ def test_matrices_that_do_not_fit_are_refused(tmp_path, kind, matrix, words):
 def test_other_eyes_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown choice of eyes 'rihgt'; did you mean"):
         read_norb(tmp_path, eyes="rihgt")
-
-
-@pytest.mark.parametrize("split", STEMS)
-def test_one_split_alone_can_be_read(tmp_path, split):
-    folder = tmp_path / "smallnorb"
-    write_norb(folder, count=5, side=8)
-    for other_split, stem in STEMS.items():
-        if other_split != split:
-            for path in folder.glob(f"{stem}*"):
-                path.unlink()
-    assert len(load_dataset("smallnorb", split, tmp_path, cache_dir=tmp_path / "none")) == 5

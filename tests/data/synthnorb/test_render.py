@@ -36,11 +36,6 @@ def test_a_picture_is_the_same_each_time_and_lamps_are_taken_one_by_one():
     assert len(pictures.unique(dim=0)) == 6
 
 
-def test_the_table_has_one_gray_away_from_the_toy_and_its_shadow():
-    picture = render(BALL, lamp=FLAT)
-    assert picture[0, 0] == picture[-1, -1] == round(255 * TABLE_ALBEDO)
-
-
 @pytest.mark.parametrize(("azimuth", "side"), [(-70, -1), (70, 1)])
 def test_the_lamp_lights_its_own_side_and_shadows_fall_on_the_other(azimuth, side):
     picture = render(BALL, lamp=Lamp(azimuth, 40, 1.0, 0.1), albedo=0.9)
