@@ -195,7 +195,7 @@ def activation_bars(
     count = len(examples)
     check_range("number of images", count, high=MAX_EXAMPLES)
     lengths = sized_array("activations", activations, n=count, classes=len(classes))
-    rows = np.atleast_2d(np.transpose(labels)).T  # [n, k]
+    rows = np.atleast_2d(np.asarray(labels).T).T  # [n, k]
     true = class_indices("labels", rows, len(classes), n=count, k=rows.shape[-1]).tolist()
     names = short_names(classes, 22)
 
