@@ -57,14 +57,6 @@ def test_classes_are_decoded_one_at_a_time(infer, draw, image):
     assert infer(image, count=2).shown == tuple(inference.activation.topk(2).indices.tolist())
 
 
-def test_decoding_follows_the_pose(session, infer, draw, image):
-    poses = infer(image).pose[1].repeat(2, 1)
-    poses[1, 3] += 0.3
-    first, second = draw(poses, 1)
-    assert first.shape == session.shape
-    assert (first - second).abs().max() > 0
-
-
 def test_without_routing_couplings_are_uniform_and_the_model_stays(infer, route, image):
     inference = infer(image)
     uniform = infer(image, uniform=True)

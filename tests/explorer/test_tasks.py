@@ -13,7 +13,7 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 
 from starlette.testclient import TestClient
 
-from torchcaps.explorer import VIEWS, Motion, Session, View, open_views, register_view
+from torchcaps.explorer import VIEWS, Motion, Session, open_views
 from torchcaps.explorer.server import make_app
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
@@ -199,24 +199,3 @@ def test_the_places_of_routing_maps_reach_the_page(session, image, picture):
     answer = post(session, "routing", image=picture, label=0).json()
     fields = VIEWS["routing"](session).run(image, 0).fields
     assert answer["fields"] == [{"first": field.first, "step": 2, "size": 17} for field in fields]
-
-
-def test_a_view_of_ones_own_is_asked_like_ours(session, image, picture):
-    with VIEWS.restored():
-
-        @register_view("brightness")
-        class BrightnessView(View):
-            """The mean of a picture."""
-
-            @classmethod
-            def missing(cls, session):
-                return "" if session.shape[0] == 1 else "this model does not take gray pictures"
-
-            def answer(self, request):
-                return {"mean": float(request.image().float().mean())}
-
-        extended = Session(session.model, "extended")
-        assert describe(extended)["views"]["brightness"] == {"title": ""}
-        answer = post(extended, "brightness", image=picture).json()
-        assert answer["mean"] == pytest.approx(float(image.float().mean()))
-    assert post(session, "brightness").status_code == 404

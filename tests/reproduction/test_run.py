@@ -96,9 +96,8 @@ def test_a_run_of_a_recipe_that_has_changed_is_refused(experiment, tmp_path):
         reproduce(recipe_of(tmp_path), output=tmp_path / "out")
 
 
-@pytest.mark.parametrize("line", ["batch_size = 32\n", "reconstruction = 0\n"])
-def test_a_setting_that_a_rule_decides_is_not_a_change(tmp_path, line):
-    ruled = SINGLE.replace(line, "")
+def test_a_setting_that_a_rule_decides_is_not_a_change(tmp_path):
+    ruled = SINGLE.replace("batch_size = 32\n", "")
     assert ruled != SINGLE
     with pytest.raises(Interrupted):
         reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", callbacks=[stop_after(1)])

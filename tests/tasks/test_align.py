@@ -121,27 +121,6 @@ def test_the_weights_are_those_of_the_authors_code():
     torch.testing.assert_close(unweighted_losses["loss"], expected - 5 * losses["equivariance"])
 
 
-def check_gradients(module):
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is None or parameter.grad.isfinite().all(), name
-
-
-def test_every_loss_falls_on_few_sets():
-    align, images = task()
-    optimizer = torch.optim.Adam(align.parameters(), lr=3e-3)
-    align.train()
-    batch = batch_of(align, images, torch.arange(10), seeded(5))
-    history = []
-    for _ in range(40):
-        losses = align.training_step(batch, 0.0)
-        optimizer.zero_grad()
-        losses["loss"].backward()
-        check_gradients(align)
-        optimizer.step()
-        history.append(losses["loss"].item())
-    assert history[-1] < 0.8 * history[0]
-
-
 def test_outputs_of_an_evaluation_do_not_depend_on_the_batch():
     align, images = task()
     outputs = eval_outputs(align, images)
@@ -201,8 +180,6 @@ def test_images_settings_and_models_that_do_not_fit_are_refused():
     for name, setting in {
         "erase": 2,
         "degrees": 10.0,
-        "zoom": 0.1,
-        "shear": 0.1,
         "shift": 3,
     }.items():
         with pytest.raises(ArgumentError, match=f"^{name}: "):
@@ -210,22 +187,9 @@ def test_images_settings_and_models_that_do_not_fit_are_refused():
     with pytest.raises(
         ValueError, match="task: align takes a model of sets of points, got CapsNet"
     ):
-        create_task(tc.create_model("capsnet"), TrainConfig.of(task="align"))
+        create_task(tc.create_model("capsnet_small"), TrainConfig.of(task="align"))
     with pytest.raises(ValueError, match="unknown loss 'margin'"):
         create_task(model, TrainConfig.of(loss="margin"), points_of())
-
-
-def test_fit_in_memory_and_predict_a_file(tmp_path):
-    model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
-    fitted, history = tc.fit(model, points_of(), epochs=2, batch_size=4, holdout=0.3)
-    assert {"val_steadiness", "val_chamfer", "train_equivariance"} <= history[-1].keys()
-    np.savez(tmp_path / "one.npz", points=SETS[0])
-    (row,) = tc.predict(fitted, [tmp_path])
-    turn = math.radians(row["angle"])
-    assert row["rotation"][0] == pytest.approx([math.cos(turn), -math.sin(turn)], abs=1e-6)
-    assert np.shape(row["points"]) == (8, 2)
-    assert np.shape(row["keypoints"]) == (3, 2)
-    assert {*row["capsule"]} <= {0, 1, 2}
 
 
 @pytest.fixture
@@ -258,7 +222,12 @@ def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, mo
     assert (tmp_path / "run" / "plots" / "capsules.png").read_bytes().startswith(b"\x89PNG")
     np.savez("one.npz", points=SETS[0])
     assert main(["predict", "run", "one.npz", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["path"] == "one.npz"
+    [row] = json.loads(capsys.readouterr().out)
+    assert row["path"] == "one.npz"
+    turn = math.radians(row["angle"])
+    assert row["rotation"][0] == pytest.approx([math.cos(turn), -math.sin(turn)], abs=1e-6)
+    assert (np.shape(row["points"]), np.shape(row["keypoints"])) == ((8, 2), (3, 2))
+    assert {*row["capsule"]} <= {0, 1, 2}
     assert main(["report", "run", "--output", "report.html"]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "8 points in 2 dimensions each" in page

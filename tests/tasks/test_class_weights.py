@@ -129,7 +129,6 @@ def test_the_loss_of_held_out_images_has_no_weights():
     ("model", "settings", "sentence"),
     [
         (capsnet, {"label_smoothing": 0.1}, "label_smoothing: expected 0 with the loss margin of"),
-        (cnn, {"reconstruction": 0.1}, "reconstruction: expected 0 for a model without a decoder"),
         (
             lambda: tc.create_model("scae", img_size=24, in_chans=1),
             {"class_weights": "auto"},

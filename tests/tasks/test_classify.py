@@ -78,18 +78,6 @@ def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
     torch.testing.assert_close(outputs["loss"], outputs["margin"] + 0.0005 * error)
 
 
-def test_training_masks_by_the_label_and_not_by_the_longest_capsule():
-    model = model_of()
-    images = images_of()
-    longest = model.capsules(images).activation.argmax(dim=1)
-    labels = (longest + 1) % 3
-    outputs = losses(model, images, labels, reconstruction=1.0)
-    of_labels = reconstruction_loss(model.reconstruct(model.capsules(images), labels), images)
-    of_longest = reconstruction_loss(model.reconstruct(model.capsules(images)), images)
-    torch.testing.assert_close(outputs["reconstruction"], of_labels)
-    assert abs(of_labels - of_longest) > 1e-4
-
-
 @pytest.mark.parametrize(("size", "channels"), [(20, 1), (28, 3), (32, 3)])
 def test_the_weight_is_per_784_values_so_that_a_pixel_counts_the_same_at_every_size(size, channels):
     outputs = losses(

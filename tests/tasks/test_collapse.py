@@ -27,10 +27,13 @@ def sentences(activation, labels):
     return collapse_warnings(activation, labels, margin_loss(activation, labels).item())
 
 
-def test_dead_capsules_are_told_with_what_to_change():
-    [sentence] = sentences(torch.full((30, 10), 0.01), spread(30, 10))
-    assert "dead" in sentence
-    assert "bias=true" in sentence
+@pytest.mark.parametrize(
+    ("length", "words"), [(0.01, ("dead", "bias=true")), (0.99, ("saturated", "lower"))]
+)
+def test_dead_and_saturated_capsules_are_told_with_what_to_change(length, words):
+    [sentence] = sentences(torch.full((30, 10), length), spread(30, 10))
+    for word in words:
+        assert word in sentence
 
 
 def test_a_network_without_capsules_is_told_nothing_of_them():
@@ -39,12 +42,6 @@ def test_a_network_without_capsules_is_told_nothing_of_them():
     for name, number in (("capsnet_small", 1), ("cnn_matched", 0)):
         task = create_task(create_model(name, **sizes), TrainConfig())
         assert len(task.warnings(outputs, 0.1)) == number
-
-
-def test_saturated_capsules_are_told_with_what_to_change():
-    [sentence] = sentences(torch.full((30, 10), 0.99), spread(30, 10))
-    assert "saturated" in sentence
-    assert "lower" in sentence
 
 
 @pytest.mark.parametrize("classes", [2, 10])
@@ -69,14 +66,6 @@ def test_silent_classes_are_named_if_they_occur():
     activation[:, [3, 9]] = 0.05
     [sentence] = sentences(activation, labels)
     assert "class capsules 3 never change" in sentence
-
-
-def test_of_many_silent_classes_a_few_are_named():
-    labels = spread(430, 43)
-    activation = healthy(labels, 43)
-    activation[:, 10:] = 0.05
-    [sentence] = sentences(activation, labels)
-    assert "class capsules 10, 11, 12, 13, 14 and 28 more never change" in sentence
 
 
 @pytest.mark.parametrize(("classes", "right"), [(2, 0.6), (10, 0.3), (43, 0.99)])

@@ -427,16 +427,11 @@ def test_a_table_of_images_and_masks(tmp_path):
 
 def spoil(folder, damage):
     masks = folder / "masks"
-    images = folder / "images"
     mask = masks / "case 0.png"
     if damage == "size":
         write_mask(mask, np.ones((16, 15), dtype=np.uint8), 3)
-    elif damage == "no image":
-        (images / "case 3.png").unlink()
     elif damage == "no mask":
         (masks / "case 3.png").unlink()
-    elif damage == "truncated":
-        mask.write_bytes(mask.read_bytes()[:60])
     elif damage == "empty":
         for file in masks.iterdir():
             write_mask(file, np.zeros((16, 16), dtype=np.uint8), 3)
@@ -459,9 +454,7 @@ def spoil(folder, damage):
             "size",
             r"case 0\.png: expected .* \(16, 16\), as its image case 0\.png has, got \(16, 15\)",
         ),
-        ("no image", r"masks/case 3\.png: there is no image of this name beside it"),
         ("no mask", r"images/case 3\.png: there is no mask of this name beside it"),
-        ("truncated", r"case 0\.png: (unreadable image|not an image)"),
         ("empty", "every mask holds 'background' alone, the background; expected another class"),
         ("value", r"case 1\.png: value 2 at row 2, column 3 is no class of classes\.txt"),
         ("large", r"case 0\.png: value 77 is no class index up to 32; name the classes"),
@@ -485,12 +478,11 @@ def test_masks_of_overlapping_digits():
     masked = load_dataset("multi-digits-masks", "test")
     assert torch.equal(pairs.images, masked.images)
     indices = torch.arange(20)
-    singles = pairs.maker.singles(pairs, indices)[:, :, 0].numpy()
-    for n in range(20):
-        for y, x in np.ndindex(*pairs.img_size):
-            first, second = singles[n, :, y, x]
-            label = pairs.targets["single_label"][n, 0 if first >= second else 1].item() + 1
-            assert masked.targets["mask"][n, y, x] == (label if max(first, second) >= 128 else 0)
+    first, second = pairs.maker.singles(pairs, indices)[:, :, 0].unbind(dim=1)
+    labels = pairs.targets["single_label"][:20, :, None, None].unbind(dim=1)
+    brighter = torch.where(first >= second, labels[0] + 1, labels[1] + 1)
+    is_ink = torch.maximum(first, second) >= 128
+    assert torch.equal(masked.targets["mask"][:20].long(), brighter * is_ink)
 
 
 def test_the_explorer_shows_a_drawing_for_each_class():

@@ -21,12 +21,10 @@ from torchcaps.tasks import (
     eval_outputs,
     evaluate_task,
     evaluate_transforming,
-    list_tasks,
-    task_class,
     transformed_pairs,
 )
 from torchcaps.tasks.transform import pairs_of
-from torchcaps.training import TrainConfig, fit
+from torchcaps.training import TrainConfig, fit, load_recipe
 
 SMALL = {"capsules": 3, "recognition": 4, "generation": 5}
 
@@ -147,30 +145,12 @@ def test_bad_arguments_of_pairs_are_refused(setting, complaint):
         transformed_pairs(generator=generator(), **arguments)
 
 
-def test_it_is_the_task_of_models_made_for_it():
-    assert "transform" in list_tasks()
-    task = small()
-    assert (task.name, task.loss) == ("transform", "reconstruction")
-    assert task.labeled is False
-    assert task.clip == 0.0
-    assert task_class("auto", task.model, as_set(blobs(4))) is type(task)
-
-
 def test_defaults_are_those_of_the_kind_of_pose():
     config = small().config
     assert config.optimizer.lr == 2e-3
     assert (config.augmentation.shift, config.augmentation.degrees) == (2, 0.0)
     settings = small("affine").config.augmentation
     assert (settings.degrees, settings.zoom, settings.shear) == (20.0, 0.15, 0.1)
-
-
-def test_models_and_settings_that_do_not_suit_are_refused():
-    with pytest.raises(
-        ValueError, match=r"degrees: expected 0 for poses that are moved by shifts, got 5\.0"
-    ):
-        small(degrees=5.0)
-    with pytest.raises(ValueError, match="unknown loss.* 'margin'"):
-        small(loss="margin")
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
@@ -271,6 +251,18 @@ def test_a_report_shows_correlations_drawings_and_the_work_of_capsules(pose):
     assert triplets.rows[0] == ("the drawing", f"{evaluation.figures['pixel_mse']:.5f}")
     picture = triplets.figure.axes[0].images[0].get_array()
     assert picture.shape[:2] == (3 * (12 + 2), 14 * (12 + 2))  # gaps of 2
+
+
+def test_the_recipe_shows_figures_that_the_evaluation_has():
+    recipe = load_recipe("transforming-autoencoder")
+    names = set()
+    for row in recipe.rows:
+        options = recipe.resolve(row, "small").model.options
+        task = create_task(TransformingAutoencoder(1, 12, **options | SMALL), TrainConfig())
+        figures = evaluate_task(task, as_set(blobs(20))).to_dict()
+        assert row.published.keys() <= figures.keys()
+        names |= figures.keys()
+    assert set(recipe.figures) <= names
 
 
 def test_a_short_training_learns_the_positions_of_blobs():

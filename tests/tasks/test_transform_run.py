@@ -12,7 +12,7 @@ import torchcaps as tc
 from checks import column
 from torchcaps.errors import TrainingError
 from torchcaps.reporting import evaluate
-from torchcaps.training import TrainConfig, load_recipe, train
+from torchcaps.training import TrainConfig, train
 from training.makers import assert_resumes
 
 MODEL = {"capsules": 2, "recognition": 3, "generation": 3}
@@ -51,17 +51,11 @@ def test_a_run_can_be_used_and_resumed(noise, tmp_path):
     assert (run.config.task.name, run.config.optimizer.clip) == ("transform", 0.0)
     model = tc.load(run.path)
     assert (model.in_chans, model.img_size, model.classes) == (1, (8, 10), ())
-
-
-def test_a_run_gets_its_figures_and_plots(noise, tmp_path):
-    run = train(config_of(noise, {"pose": "affine"}, epochs=1), tmp_path / "run")
     evaluation = evaluate(run, output=run.path)
     figures = json.loads((run.path / "evaluation.json").read_text())
     assert figures == json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
-    plots = run.path / "plots"
-    assert {"scatter.png", "triplets.png", "generation.png"} <= set(os.listdir(plots))
-    for plot in plots.iterdir():
-        assert plot.read_bytes().startswith(b"\x89PNG"), plot.name
+    plots = {"scatter.png", "triplets.png", "generation.png"}
+    assert plots <= set(os.listdir(run.path / "plots"))
     assert evaluate(run).to_dict() == evaluation.to_dict()  # the same pairs again
 
 
@@ -77,15 +71,3 @@ def test_a_run_that_cannot_start_leaves_no_folder(noise, tmp_path, changes, erro
     with pytest.raises(error, match=message):
         train(config_of(noise, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_recipe_shows_figures_that_the_evaluation_has(noise, tmp_path):
-    recipe = load_recipe("transforming-autoencoder")
-    names = set()
-    for row in recipe.rows:
-        options = recipe.resolve(row, "small").model.options
-        run = train(config_of(noise, options | MODEL, epochs=1), tmp_path / row.name)
-        figures = evaluate(run).to_dict()
-        assert row.published.keys() <= figures.keys()
-        names |= figures.keys()
-    assert set(recipe.figures) <= names

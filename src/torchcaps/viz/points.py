@@ -34,7 +34,7 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
     figure = new_figure(1.25 * num_columns + 0.4, 1.3 * len(rows))
     table = figure.subplots(len(rows), num_columns, squeeze=False)
     for axes, (points, parts) in zip(table.flat, sets, strict=True):
-        x, y, *_ = np.transpose(points)
+        x, y, *_ = np.asarray(points).T
         colors = [STYLES[part % len(STYLES)][0] for part in np.asarray(parts)]
         axes.scatter(x, y, c=colors, s=2, linewidths=0)
         limits = (-limit, limit)

@@ -31,7 +31,6 @@ def test_only_images_on_which_models_differ_count():
 @pytest.mark.parametrize(
     ("counts", "outcome", "words"),
     [
-        ((2, 0, 256), "undecided", ["+0.78 points", "p = 0.5)", "3.1 points or more"]),
         ((0, 0, 256), "undecided", ["same answers", "nor show", "p = 0.077", "3.1 points"]),
         ((0, 0, 1000), "equivalent", ["within 1 point (the same answers", "p = 0.001 for"]),
         ((3, 4, 1000), "equivalent", ["within 1 point", "from -0.60 to +0.40, p = 0.0059 for"]),

@@ -53,7 +53,6 @@ def test_power_of_few_images_is_a_sum_by_hand():
     ("n", "discordant", "difference"),
     [
         (256, 0.06, 0.03),
-        (1000, 0.05, 0.02),
         pytest.param(10_000, 0.05, 0.006, marks=pytest.mark.slow),
     ],
 )
@@ -88,11 +87,6 @@ def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent():
     samples = simulate_counts(256, 0.02, 0.02, 4000)
     # Two standard errors of 4,000 tries.
     assert 0.01 < share_equivalent(samples, 256, 0.02) < 0.05 + 0.007
-
-
-def test_equal_models_pass_as_equal_where_there_are_enough_images():
-    samples = simulate_counts(1000, 0.01, 0.0, 200)
-    assert share_equivalent(samples, 1000, 0.01) > 0.7
 
 
 def test_without_discordant_images_their_number_decides():
