@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from torchcaps.data import few_labels, stratified_split
+from torchcaps.data.splits import default_split, group_strata
 from torchcaps.errors import DataError
 
 RANDOM_LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)
@@ -84,3 +85,14 @@ def test_a_class_with_too_few_images():
     message = "per_class: expected at most 20, the images of class 1, got 21"
     with pytest.raises(ValueError, match=message):
         few_labels(LABELS, 21)
+
+
+def test_a_group_of_several_classes_counts_for_its_rarest_one():
+    labels = torch.zeros(100, dtype=torch.int64)
+    labels[[0, 5]] = 1  # of the first two groups of five
+    groups = torch.arange(100) // 5
+    strata = group_strata(labels, groups)
+    assert strata.tolist() == [1] * 10 + [0] * 90
+    for split in ("train", "test"):
+        chosen = default_split("set", labels, split, groups)
+        assert labels[chosen].sum() == 1  # the rare class is on both sides
