@@ -6,9 +6,9 @@ installed plug-ins are imported. A name that is taken is refused unless `replace
 
 from __future__ import annotations
 
-import ast
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -203,10 +203,12 @@ def stub_names(file: str) -> dict[str, str]:
         file: path of the package's `__init__.py`, beside whose stub, `__init__.pyi`, type checkers
             and this function read what is imported from where.
     """
-    modules: dict[str, str] = {}
-    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom):
-            modules |= {alias.name: str(node.module) for alias in node.names}
+    text = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
+    modules = {}
+    # Not by `ast`, which threads of CPython 3.11 cannot always use at once.
+    for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)$", text, re.MULTILINE):
+        for name in re.findall(r"(\w+) as ", names):
+            modules[name] = module
     return modules
 
 

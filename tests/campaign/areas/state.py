@@ -14,7 +14,7 @@ import numpy as np
 from campaign import mutate, runs
 from campaign.core import Case, dice
 from campaign.formats import npy, pixels, zipped
-from torchcaps.training import train
+from torchcaps.training import Callback, Trainer, train
 from torchcaps.training.files import load_tensors, save_tensors
 from training.makers import contents
 
@@ -134,17 +134,28 @@ def two_threads(folder: Path) -> None:
     runs.put(folder, {"bars.npz": runs.bars()})
     failures: list[str] = []
 
+    seeds = {"a": 3, "b": 4, "c": 3, "d": 4}
+    barrier = threading.Barrier(len(seeds), timeout=SECONDS)
+
+    class Together(Callback):
+        """Begins when all have read the data, whose header CPython 3.11 misreads in threads."""
+
+        def on_start(self, trainer: Trainer) -> None:
+            barrier.wait()
+            sys.setswitchinterval(1e-6)  # they take turns far more often than they would
+
     def run(name: str, seed: int) -> None:
         try:
             options = {"model_options": runs.OPTIONS, **runs.SETTINGS}
-            train("capsnet", folder / name, data="bars.npz", seed=seed, **options)
+            callbacks = [Together()]
+            train(
+                "capsnet", folder / name, callbacks=callbacks, data="bars.npz", seed=seed, **options
+            )
         except BaseException as error:
             failures.append(repr(error))
 
-    seeds = {"a": 3, "b": 4, "c": 3, "d": 4}
     threads = [threading.Thread(target=run, args=pair) for pair in seeds.items()]
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # they take turns far more often than they would
     for thread in threads:
         thread.start()
     for thread in threads:
