@@ -209,7 +209,7 @@ class TransformingAutoencoder(DrawingModel):
         if not self.spec.decoder:
             raise no_decoder()
         pose, presence = capsules
-        sizes = {"batch": len(pose), "capsules": self.num_capsules, "dim": self.pose_dim}
+        sizes = {"batch": pose.shape[0], "capsules": self.num_capsules, "dim": self.pose_dim}
         check_shape("capsules", pose, list(sizes), **sizes)
         if labels is not None:
             presence = presence * F.one_hot(labels, self.num_capsules)
@@ -311,7 +311,7 @@ def shift_poses(
     pose: Float[Tensor, "batch capsules 2"], shift: Float[Tensor, "batch 2"]
 ) -> Float[Tensor, "batch capsules 2"]:
     """`pose + shift`."""
-    check_shape("transformation", shift, ("batch", "shift"), batch=len(pose), shift=2)
+    check_shape("transformation", shift, ("batch", "shift"), batch=pose.shape[0], shift=2)
     return pose + shift.unsqueeze(1)
 
 
@@ -319,7 +319,7 @@ def transform_poses(
     pose: Float[Tensor, "batch capsules 9"], matrix: Float[Tensor, "batch 3 3"]
 ) -> Float[Tensor, "batch capsules 9"]:
     """`T A` for a transformation T of each image and poses A, flat and row-major."""
-    axes = {"batch": len(pose), "rows": 3, "columns": 3}
+    axes = {"batch": pose.shape[0], "rows": 3, "columns": 3}
     check_shape("transformation", matrix, list(axes), **axes)
     with without_autocast(pose):
         matrices = matrix.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
