@@ -13,7 +13,17 @@ from contextlib import (
 )
 
 import torchcaps as tc
-from torchcaps.cli import data, evaluate, lists, pictures, predict, report, reproduce, train
+from torchcaps.cli import (
+    data,
+    evaluate,
+    export,
+    lists,
+    pictures,
+    predict,
+    report,
+    reproduce,
+    train,
+)
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.parser import find_values, hinted, parse
 from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
@@ -29,6 +39,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "diagnose": report.diagnose,
     "report": report.report,
     "explore": pictures.explore,
+    "export": export.export,
     "import": data.import_weights,
     "models": lists.models,
     "recipes": lists.recipes,
