@@ -18,4 +18,7 @@ if crop := about["preprocess"].get("crop"):
     images = images[:, :, top : top + crop, left : left + crop]
 [activations] = session.run(["activations"], {"images": images})[0]
 best = int(activations.argmax())
-print(about["classes"][best], f"{activations[best]:.4f}")
+print(about["classes"][best], f"activation {activations[best]:.4f}", end="")
+if about["calibration"]:
+    shares = activations ** (1 / about["calibration"]["temperature"])
+    print(f", probability {shares[best] / shares.sum():.4f}")
