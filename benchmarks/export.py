@@ -8,9 +8,11 @@ second of ONNX Runtime beside torch, on one thread.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
+from typing import Any
 
 import torch
 
@@ -52,8 +54,8 @@ def images_per_second(answer: Callable[[], object], batch: int) -> float:
 def measure(name: str, folder: Path) -> Row:
     """The row of a model."""
     torch.manual_seed(0)
-    sizes = {"img_size": SEGMENTATION_SIZE} if name == SEGMENTATION else {}
-    model = tc.create_model(name, **sizes).eval()
+    img_size = SEGMENTATION_SIZE if name == SEGMENTATION else None
+    model: Any = tc.create_model(name, img_size=img_size).eval()
     file = folder / f"{name}.onnx"
     start = process_time()
     exported = export(model, file)
@@ -68,10 +70,9 @@ def measure(name: str, folder: Path) -> Row:
     answer = read_onnx(file)
     for batch in BATCHES:
         images = torch.rand(batch, *model.image_shape)
-        arrays = images.numpy()
         with torch.inference_mode():
-            row[f"torch, {batch}"] = images_per_second(lambda: model(images), batch)  # noqa: B023
-        row[f"onnx, {batch}"] = images_per_second(lambda: answer(arrays), batch)  # noqa: B023
+            row[f"torch, {batch}"] = images_per_second(partial(model, images), batch)
+        row[f"onnx, {batch}"] = images_per_second(partial(answer, images.numpy()), batch)
     file.unlink()
     return row
 

@@ -188,7 +188,7 @@ def test_a_file_that_answers_otherwise_is_not_written(tmp_path, restore):
 
         write = EXPORT_FORMATS["torch"].write
         register_export_format(name, f".{name}", read)(write)
-        with pytest.raises(ExportError, match="expected the model's outputs within 1e-05"):
+        with pytest.raises(ExportError, match="expected the model's outputs within 1e-05 or 4 x"):
             export(small_model(), path, format=name)
     assert path.read_text() == "before"
     assert len(list(tmp_path.iterdir())) == 1
@@ -233,7 +233,7 @@ def test_digamma_in_operators_of_onnx(tmp_path):
     x = x.astype(np.float32).reshape(-1, 1)
     expected = true_digamma(x.astype(np.float64))
     error = np.abs(read_onnx(path)(x) - expected)
-    assert (error / np.maximum(1, np.abs(expected) / 5)).max() < 1e-6
+    assert (error <= np.maximum(1e-6, 4e-7 * np.abs(expected))).all()
 
 
 @pytest.mark.slow
