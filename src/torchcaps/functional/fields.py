@@ -283,7 +283,7 @@ class ConvField(Field):
         if spacing == 1:
             num_other_axes = x.dim() - 3
             return F.pad(x, [0, 0] * num_other_axes + [border] * 4)
-        padded = x.new_zeros(len(x), *self.padded, *x.shape[3:])
+        padded = x.new_zeros(x.shape[:1] + self.padded + x.shape[3:])
         self._crop(padded).copy_(x)
         return padded
 
@@ -336,7 +336,8 @@ class ConvField(Field):
     def _fold_sum(self, x: Tensor) -> Tensor:
         """Sums over windows, `[batch, rows, columns, K * K * n]` -> the padded map."""
         if len(x) == 0:  # F.fold takes no empty batch
-            return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
+            height, width = self.padded
+            return x.reshape(0, height, width, x.shape[-1] // self.kernel**2)
         windows = x.reshape(len(x), math.prod(self.positions), self.kernel**2, -1)
         columns = windows.permute(0, 3, 2, 1).flatten(1, 2)  # [batch, n * K * K, windows]
         folded = F.fold(columns, self.padded, self.kernel, stride=self.layout.step)
@@ -347,7 +348,7 @@ class ConvField(Field):
         rows, columns = self.positions
         step = self.layout.step
         windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1))  # [..., ky, kx, n]
-        maxima = windows.new_full((len(windows), *self.padded, windows.shape[-1]), -torch.inf)
+        maxima = windows.new_full(x.shape[:1] + self.padded + windows.shape[-1:], -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
                 # The elements (ky, kx) of all windows, where they stand on the padded map.

@@ -210,7 +210,7 @@ class Votes(ABC):
             `[i, *rest]`, of all children of a position.
         """
         times = self.count // len(x)
-        return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
+        return x if times == 1 else x.repeat([times] + [1] * (x.dim() - 1))
 
     def weighted(
         self, coefficients: Float[Tensor, "batch *positions i j"]
@@ -364,8 +364,8 @@ class DenseVotes(Votes):
             raise ArgumentError("activation", f"{expected}, got {list(activation.shape)}")
         if pose is None:
             pose = activation.unsqueeze(-1)[..., :0]
-        *positions, _, parents, dim = votes.shape[1:]
-        field = field or DenseField(positions=tuple(positions))
+        parents, dim = votes.shape[-2:]
+        field = field or DenseField(positions=tuple(votes.shape[1:-3]))
         super().__init__(Capsules(pose, activation), field, parents, dim, bias)
         self._votes = votes
 
@@ -420,9 +420,9 @@ class DenseMapVotes(MapVotes):
     ) -> None:
         check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
         check_floating(votes=votes, bias=bias)
-        batch, children, parents, dim, *positions = votes.shape
-        ones = votes.new_ones(()).expand(batch, *positions, children, 1)
-        field = DenseField(positions=tuple(positions))
+        batch, children, parents, dim, rows, columns = votes.shape
+        ones = votes.new_ones(()).expand(batch, rows, columns, children, 1)
+        field = DenseField(positions=(rows, columns))
         super().__init__(Capsules(ones[..., :0], ones[..., 0]), field, parents, dim, bias)
         self._votes = votes
 

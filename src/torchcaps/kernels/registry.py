@@ -55,9 +55,9 @@ def fast_path(
     """
 
     def register(run: Run) -> Run:
-        others = [path for path in PATHS.get(operation, []) if path.impl != impl]
-        path = FastPath(impl, run, obstacle, reason, drawback, rank)
-        PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
+        paths = [path for path in PATHS.get(operation, []) if path.impl != impl]
+        paths.append(FastPath(impl, run, obstacle, reason, drawback, rank))
+        PATHS[operation] = sorted(paths, key=lambda path: path.rank)
         return run
 
     return register

@@ -148,10 +148,10 @@ class LinearHead(nn.Module):
     def __init__(self, in_features: int, num_classes: int, *, hidden: int = 0) -> None:
         super().__init__()
         check_range("hidden", hidden, low=0)
-        layers: list[nn.Module] = []
+        self.layers = nn.Sequential()
         if hidden:
-            layers = [nn.Linear(in_features, hidden), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(hidden or in_features, num_classes))
+            self.layers.extend([nn.Linear(in_features, hidden), nn.ReLU()])
+        self.layers.append(nn.Linear(hidden or in_features, num_classes))
 
     def forward(self, features: FeatureMap) -> Classes:
         return self.layers(features.mean(dim=(2, 3)))
@@ -360,7 +360,8 @@ def capsule_head(
         freeze: fix its weights; by default those of a pretrained one.
         options: of `CapsuleHeadNetwork`.
     """
-    return _build("capsule", *create_backbone(backbone), freeze, **options)
+    network, recipe = create_backbone(backbone)
+    return _build("capsule", network, recipe, freeze, **options)
 
 
 @register_model(
@@ -386,4 +387,5 @@ def linear_head(
         freeze: fix its weights; by default those of a pretrained one.
         options: of `LinearHeadNetwork`.
     """
-    return _build("linear", *create_backbone(backbone), freeze, **options)
+    network, recipe = create_backbone(backbone)
+    return _build("linear", network, recipe, freeze, **options)

@@ -103,12 +103,12 @@ class CapsNet(DrawingModel):
 
         below = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         dim = primary_dim
-        layers = []
+        layers = nn.Sequential()
         for count in between:
             layers.append(self.layer(below, dim, count, class_dim, **deepcopy(layer_options)))
             below = count
             dim = class_dim
-        self.between = nn.Sequential(*layers) if layers else None
+        self.between = layers if between else None
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
         self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
         self.decoder = None

@@ -66,11 +66,10 @@ class CNNWithDecoder(DrawingModel):
             second_channels=second,
             class_dim=class_dim,
         )
-        layers: list[nn.Module] = []
+        self.convolutions = nn.Sequential()
         for below, above in ((in_chans, first), (first, second)):
             convolution = nn.Conv2d(below, above, KERNEL, padding=KERNEL // 2)
-            layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(2)])
-        self.convolutions = nn.Sequential(*layers)
+            self.convolutions.extend([convolution, nn.ReLU(), nn.MaxPool2d(2)])
         height, width = self.img_size
         num_features = second * (height // 4) * (width // 4)
         self.units = nn.Linear(num_features, num_classes * class_dim)

@@ -162,17 +162,19 @@ class ClassIndependentDecoder(nn.Module):
 
     def __init__(self, dim: int, image_shape: ImageShape) -> None:
         super().__init__()
-        image_channels, *self.size = image_shape
+        image_channels, height, width = image_shape
+        self.size = (height, width)
         num_doublings = 0
         while num_doublings < MAX_DOUBLINGS and max(self.size) > (MAX_START << num_doublings):
             num_doublings += 1
         # Height and width of the small map; sides are rounded up, and the image is cut to its size.
-        start = [-(-side >> num_doublings) for side in self.size]
+        rows = -(-height >> num_doublings)
+        columns = -(-width >> num_doublings)
         in_channels = DECODER_CHANNELS[0]
-        self.linear = nn.Linear(dim, in_channels * prod(start))
+        self.linear = nn.Linear(dim, in_channels * rows * columns)
         self.norm = nn.Sequential(
             nn.ReLU(),
-            nn.Unflatten(1, (in_channels, *start)),
+            nn.Unflatten(1, (in_channels, rows, columns)),
             nn.BatchNorm2d(in_channels, momentum=0.2),  # 0.8 in the code, by Keras's convention
         )
         # Layers that double the map stand between two that keep its size.

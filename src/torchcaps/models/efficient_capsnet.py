@@ -142,7 +142,7 @@ class EfficientCapsNet(DrawingModel):
     def capsules(self, images: Images) -> Capsules:
         features = self.primary(self.stem(self._prepare(images)))  # [batch, 128]: a whole map each
         features = features.unflatten(1, (-1, PRIMARY_DIM))
-        primary = Capsules(*steep_squash_with_length(features))  # 16 of dim 8
+        primary = steep_squash_with_length(features)  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
 
 

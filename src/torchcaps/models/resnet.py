@@ -101,7 +101,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     check_known("shortcut", shortcut, Shortcut)
     widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
     blocks = residual_blocks(widths, shortcut)
-    return nn.Sequential(convolution(in_chans, width), *blocks)
+    return nn.Sequential(convolution(in_chans, width)).extend(blocks)
 
 
 # The network of 20 layers for CIFAR-10: 270 thousand parameters.

@@ -175,8 +175,9 @@ class TransformingAutoencoder(DrawingModel):
             pose = affine_maps(h, self.weight["place"], self.bias["place"])
             presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
-            last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose).expand(*pose.shape[:2], 3)
-            pose = torch.cat([pose, last_row], dim=-1)
+            last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose)
+            last_rows = last_row.expand(len(pose), self.num_capsules, 3)
+            pose = torch.cat([pose, last_rows], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 
     def move(self, capsules: Capsules, transformation: Tensor) -> Capsules:

@@ -167,7 +167,8 @@ class UpsamplingDecoder(nn.Module):
     ) -> None:
         super().__init__()
         check_known("init", init, get_args(Init))
-        channels, *self.size = image_shape
+        channels, height, width = image_shape
+        self.size = (height, width)
         # A side of n becomes 8 n - 16: at least that of the image.
         self.start = [-(-(side + 16) // 8) for side in self.size]
         self.dense = nn.Linear(num_capsules * pose_dim, math.prod(self.start))
@@ -183,7 +184,8 @@ class UpsamplingDecoder(nn.Module):
     def forward(
         self, masked: Float[Tensor, "batch capsules dim"]
     ) -> Float[Tensor, "batch channels height width"]:
-        x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
+        x = self.dense(masked.flatten(1).to(self.dense.weight.dtype))
+        x = x.unflatten(1, self.start).unsqueeze(1)
         *hidden, last = self.convolutions
         for convolution in hidden:
             x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)

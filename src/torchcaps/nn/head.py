@@ -117,7 +117,7 @@ class CapsuleHead(nn.Module):
         x = self.norm(_as_map(pool_positions(features, self.max_positions)))
         pose = self.primary(_with_places(x)).unflatten(-1, (self.types, -1))
         if self.activation == "length":
-            return self.class_capsules(Capsules(*squash_with_length(pose)))
+            return self.class_capsules(squash_with_length(pose))
 
         pose = full_precision(pose)
         activation = torch.ones_like(pose[..., 0])

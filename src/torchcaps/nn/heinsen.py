@@ -293,11 +293,10 @@ class RoutingHead(nn.Module):
         counts = (length or 1, *hidden)
         sizes = [LayerSizes(n, dim, m, dim) for n, m in pairwise(counts)]
         sizes.append(LayerSizes(counts[-1], dim, classes, 1))
-        layers = [
-            RoutedLayer(FactorizedVotes(layer_sizes), "heinsen_2022", iterations=iterations)
-            for layer_sizes in sizes
-        ]
-        self.routings = nn.Sequential(*layers)
+        self.routings = nn.Sequential()
+        for layer_sizes in sizes:
+            votes = FactorizedVotes(layer_sizes)
+            self.routings.append(RoutedLayer(votes, "heinsen_2022", iterations=iterations))
 
     def forward(
         self,

@@ -108,7 +108,7 @@ class PrimaryCaps(nn.Module):
             s = features.flatten(1).unflatten(1, (-1, self.dim))
         else:
             s = features.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))
-        return Capsules(*squash_with_length(s))
+        return squash_with_length(s)
 
 
 class WholeMapConv2d(nn.Conv2d):

@@ -237,7 +237,10 @@ class Router(nn.Module):
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
 
-        fixed = None if self.fixed is None else FixedCoupling(*self.fixed, uses=[])
+        fixed = None
+        if self.fixed is not None:
+            seed, scale = self.fixed
+            fixed = FixedCoupling(seed, scale, uses=[])
         context = RoutingContext() if context is None else context
         context = context._replace(clamp=not self.handles_extreme_votes, fixed=fixed)
         votes = votes.bind(context)
@@ -465,8 +468,9 @@ class FunctionRouter(Router):
         self.function = function
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        bias = () if votes.bias is None else (votes.bias,)
-        return self.function(votes.dense(), votes.activation, *bias)
+        if votes.bias is None:
+            return self.function(votes.dense(), votes.activation)
+        return self.function(votes.dense(), votes.activation, votes.bias)
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))

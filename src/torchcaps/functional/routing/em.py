@@ -84,15 +84,14 @@ def em_routing(
     a_i = clamp_finite(votes.activation.to(V.dtype), gradient_limit).unsqueeze(-1)
     beta_u = full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u
     beta_a = full_precision(beta_a) if isinstance(beta_a, Tensor) else beta_a
-    first, *later = temperatures(iterations, inverse_temperature)
 
     with without_autocast(V):
         R = votes.couple().to(V.dtype)
-        mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, first)
-        for lambda_t in later:
-            log_p = F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)
-            R = votes.couple(detach_extremes(log_p))
+        for t, lambda_t in enumerate(temperatures(iterations, inverse_temperature), start=1):
             mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, lambda_t)
+            if t < iterations:
+                log_p = F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)
+                R = votes.couple(detach_extremes(log_p))
     return Routed(mu, torch.sigmoid(logit), R)
 
 

@@ -74,7 +74,7 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     def route_block(block: Votes) -> Routed:
         return dynamic_routing(block, iterations, leaky=leaky, detach=detach)
 
-    return Routed(*by_samples(route_block, votes))
+    return Routed._make(by_samples(route_block, votes))
 
 
 class _BlockedPasses(Passes):
