@@ -15,15 +15,15 @@ EPSILON = 1e-8
 # The same in float64, which has the range for less: values then equal those of code without it.
 DOUBLE_EPSILON = 1e-60
 
+Vectors = Float[Tensor, "*rest"]
+
 
 def full_precision(x: Tensor) -> Tensor:
     """`x` in float32 where it is float16 or bfloat16: norms and exponentials need the bits."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def safe_norm(
-    s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False
-) -> Float[Tensor, "*reduced"]:
+def safe_norm(s: Vectors, dim: int = -1, keepdim: bool = False) -> Float[Tensor, "*reduced"]:
     """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`.
 
     In float64 the number that is added is 1e-60.
@@ -50,7 +50,7 @@ def safe_norm(
     return norm.squeeze(dim)
 
 
-def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
+def squash(s: Vectors, dim: int = -1) -> Vectors:
     """Shrink vectors to a length in [0, 1): `|s|^2 / (1 + |s|^2) * s / |s|`.
 
     Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and almost zero at zero,
@@ -71,7 +71,7 @@ def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
     return squash_with_length(s, dim).pose
 
 
-def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Capsules:
+def squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     """`squash`, and the lengths of its vectors without a second root.
 
     Args:
@@ -88,7 +88,7 @@ def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Capsules:
     return Capsules(scaled * factor, length.squeeze(dim))
 
 
-def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Capsules:
+def steep_squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`.
 
     Source: Efficient-CapsNet, arXiv 2101.12491. Near zero it leaves vectors as they are, so that

@@ -31,7 +31,6 @@ images stay in [0, 1].
 
 from functools import partial
 from math import prod
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -158,7 +157,7 @@ class ClassIndependentDecoder(nn.Module):
         `[batch, *image_shape]` in [0, 1].
     """
 
-    published_shape: ClassVar[ImageShape] = (3, 64, 64)  # of the authors' images
+    published_shape = (3, 64, 64)  # of the authors' images
 
     def __init__(self, dim: int, image_shape: ImageShape) -> None:
         super().__init__()
@@ -195,15 +194,6 @@ class ClassIndependentDecoder(nn.Module):
         images = self.layers(self.norm(self.linear(pose)))
         height, width = self.size
         return images[:, :, :height, :width]
-
-
-def check_dims(dims: tuple[int, ...]) -> None:
-    """Raise ArgumentError unless these are dimensions of the capsules of four cells."""
-    if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
-        raise ArgumentError(
-            "dims",
-            f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
-        )
 
 
 # The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million
@@ -271,7 +261,11 @@ class DeepCaps(DrawingModel):
             types=types,
             class_dim=class_dim,
         )
-        check_dims(dims)
+        if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
+            raise ArgumentError(
+                "dims",
+                f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
+            )
         self.dim = dims[-1]
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels)

@@ -111,7 +111,9 @@ class EfficientCapsNet(DrawingModel):
             after = [activation, make_norm(norm, above, options)]
             if norm_first:
                 after.reverse()
-            self.stem.append(he_normal_conv(below, above, kernel, stride, padding))
+            conv = nn.Conv2d(below, above, kernel, stride, padding)
+            truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)  # Keras' "he_normal"
+            self.stem.append(conv)
             self.stem.extend(after)
             below = above
 
@@ -166,13 +168,6 @@ def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int
             "stem", f"expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
         )
     return sizes
-
-
-def he_normal_conv(below: int, above: int, kernel: int, stride: int, padding: int) -> nn.Conv2d:
-    """A convolution whose weights start as Keras' "he_normal"."""
-    conv = nn.Conv2d(below, above, kernel, stride, padding)
-    truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)
-    return conv
 
 
 def make_norm(name: str, channels: int, options: dict[str, Any]) -> nn.Module:

@@ -129,7 +129,7 @@ def shape_in_words(output: Tensor | Capsules) -> str:
     """The shape of an output without the batch: `6 × 6 × 32 capsules of 8 dims`, `10 × 3`."""
     if isinstance(output, Tensor):
         return times(output.shape[1:])
-    counts = output.activation.shape[1:]
+    counts = output.pose.shape[1:-1]
     noun = "capsule" if counts[-1] == 1 else "capsules"
     return f"{times(counts)} {noun} of {output.pose.shape[-1]} dims"
 

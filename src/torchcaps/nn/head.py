@@ -161,8 +161,8 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
     return features
 
 
-def _as_map(features: Tensor) -> Float[Tensor, "batch rows columns features"]:
-    """Features at their positions; of a sequence a map of one row, of a vector one position."""
+def _as_map(features: Tensor) -> Tensor:
+    """Features at their positions, `[batch, rows, columns, features]`; of a sequence a map of one row, of a vector one position."""
     if features.dim() == 4:
         return features.movedim(1, -1)
     if features.dim() == 3:
@@ -180,7 +180,7 @@ def _with_places(
     return torch.cat([x, row, column], dim=-1)
 
 
-def _centers(count: int, like: Tensor) -> Float[Tensor, " count"]:
+def _centers(count: int, like: Tensor) -> Tensor:
     steps = torch.arange(count, device=like.device, dtype=like.dtype)
     return (2 * steps + 1) / count - 1
 

@@ -68,9 +68,7 @@ class MapRouting(Router):
         k = votes.couple()
         b = torch.zeros_like(k)
         for remaining in reversed(range(self.num_iterations)):
-            S = votes.weighted(k)
-            if votes.bias is not None:
-                S = S + full_precision(votes.bias)
+            S = votes.add_bias(votes.weighted(k))
             v, length = squash_with_length(S) if self.local else _squash_maps(S)
             if remaining:
                 b = b + votes.agreement(v)

@@ -1,6 +1,6 @@
 """Primary capsules: a convolution whose channels at one pixel form vectors, or matrices."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -96,7 +96,7 @@ class PrimaryCaps(nn.Module):
         grouping: Grouping = "position",
     ) -> None:
         super().__init__()
-        check_known("grouping", grouping, get_args(Grouping))
+        check_known("grouping", grouping, Grouping)
         self.grouping = grouping
         self.types = types
         self.dim = dim

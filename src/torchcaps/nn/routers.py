@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -363,7 +363,7 @@ class DynamicRouting(Router):
         impl: ops.Impl = "auto",
     ) -> None:
         super().__init__()
-        check_known("over", over, get_args(Over))
+        check_known("over", over, Over)
         self.iterations = check_iterations(iterations)
         self.leaky = leaky
         self.detach = detach

@@ -81,9 +81,7 @@ class SelfRouting(Router):
         # Equation 3.
         smallest = torch.finfo(weight_sums.dtype).tiny
         relative_weights = weights / weight_sums.unsqueeze(-2).clamp(min=smallest)
-        pose = _weighted_sum(votes, u, relative_weights)
-        if votes.bias is not None:
-            pose = pose + full_precision(votes.bias)
+        pose = votes.add_bias(_weighted_sum(votes, u, relative_weights))
         return Routed(pose, activation, c)
 
 

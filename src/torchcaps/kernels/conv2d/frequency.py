@@ -249,8 +249,7 @@ def convolve_backward(
         grad_spectra = transforms.transform_gradient(grad_y[samples])
         for block in transforms.blocks():
             if grad_x is not None:
-                grad_part = grad_x[samples]
-                transforms.add_map_gradient(block, grad_spectra, grad_part, overwrite_map)
+                transforms.add_map_gradient(block, grad_spectra, grad_x[samples], overwrite_map)
             if grad_weight is not None:
                 transforms.add_taps_gradient(block, grad_spectra, grad_weight, overwrite_taps)
     return grad_x, grad_weight

@@ -198,13 +198,11 @@ class _BlockedPasses(Passes):
 
     def _agreement(self, parent: Tensor) -> Tensor:
         """<u_ij, parent_j>: `[n, j, d]` -> `[n, j, i]`."""
-        rows = parent.unsqueeze(2)  # [n, j, 1, d]
-        return torch.matmul(rows, self.votes.transpose(2, 3)).squeeze(2)
+        return torch.matmul(parent.unsqueeze(2), self.votes.transpose(2, 3)).squeeze(2)
 
     def _weigh(self, factors: Tensor) -> Tensor:
         """Sum over children of factor times vote: `[n, j, i]` -> `[n, j, d]`."""
-        rows = factors.unsqueeze(2)  # [n, j, 1, i]
-        return torch.matmul(rows, self.votes).squeeze(2)
+        return torch.matmul(factors.unsqueeze(2), self.votes).squeeze(2)
 
     def _child_rows(self) -> Tensor:
         """The buffer of votes by child, `[i, n, j d]`."""

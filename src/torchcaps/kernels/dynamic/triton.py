@@ -240,10 +240,9 @@ class _TritonPasses(Passes):
 
     def squash_backward(self, s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
         grad_s = torch.empty_like(s)
-        has_length = grad_length is not None
         lengths = s if grad_length is None else grad_length.contiguous()
         self._launch_on_parents(
-            "squash_gradient", s, grad_v, lengths, grad_s, HAS_LENGTH=has_length
+            "squash_gradient", s, grad_v, lengths, grad_s, HAS_LENGTH=grad_length is not None
         )
         return grad_s
 
