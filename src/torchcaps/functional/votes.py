@@ -228,6 +228,9 @@ class Votes(ABC):
 
         Args:
             x: `[..., j, d]` in float32 or wider.
+
+        Returns:
+            `[..., j, d]`.
         """
         return x if self.bias is None else x + full_precision(self.bias)
 

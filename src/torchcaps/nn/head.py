@@ -162,7 +162,10 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
 
 
 def _as_map(features: Tensor) -> Tensor:
-    """Features at their positions, `[batch, rows, columns, features]`; of a sequence a map of one row, of a vector one position."""
+    """Features at their positions, `[batch, rows, columns, features]`.
+
+    Of a sequence they are a map of one row, of a vector one position.
+    """
     if features.dim() == 4:
         return features.movedim(1, -1)
     if features.dim() == 3:
