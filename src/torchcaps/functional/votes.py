@@ -76,7 +76,7 @@ class FixedCoupling(NamedTuple):
             return None
         children, parents = like.shape[-2:]
         logits = random_logits(children, parents, self.seed, scale=self.scale, device=like.device)
-        return logits.to(like).expand(like.shape)
+        return logits.to(like).expand_as(like)
 
 
 class RoutingContext(NamedTuple):

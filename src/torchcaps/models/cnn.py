@@ -98,8 +98,8 @@ class CNN(PlainNetwork):
         self.classes_layer = nn.Linear(below, num_classes)
 
     def scores(self, x: Images) -> Classes:
-        features = self.convolutions(x).flatten(1)
-        return self.classes_layer(self.dropout(self.hidden(features)))
+        features = self.hidden(self.convolutions(x).flatten(1))
+        return self.classes_layer(self.dropout(features))
 
 
 def check_layers(

@@ -279,11 +279,11 @@ class DeepCaps(DrawingModel):
             below = types * dim
 
         # The capsules of cells 3 and 4 vote for the classes. Each halving is rounded up.
-        num_positions_3 = prod(-(-side >> 3) for side in self.img_size)
-        num_positions_4 = prod(-(-side >> 4) for side in self.img_size)
+        num_positions = prod(-(-side >> 4) for side in self.img_size)
+        num_positions += prod(-(-side >> 3) for side in self.img_size)
         # Every child has matrices of its own; routing by agreement (arXiv 1710.09829).
         self.class_capsules = CapsuleLinear(
-            types * (num_positions_4 + num_positions_3),
+            types * num_positions,
             self.dim,
             num_classes,
             class_dim,

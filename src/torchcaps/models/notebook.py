@@ -57,8 +57,7 @@ def list_stages(model: Any) -> list[Stage]:
     for name, part in named_stages(bare):
         if isinstance(part, nn.Module):
             part.register_forward_hook(partial(keep_output, outputs, name))
-    dtype = next(bare.parameters()).dtype
-    images = torch.zeros(bare.image_shape, dtype=dtype, device="meta").unsqueeze(0)
+    images = next(bare.parameters()).new_zeros(bare.image_shape).unsqueeze(0)  # on "meta"
     with torch.no_grad():
         if spec_of(bare).decoder:
             bare.reconstruct(bare.capsules(images))

@@ -28,7 +28,6 @@ from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
 from torchcaps.kernels.support import (
     BLOCKED,
-    FULL_PRECISION,
     competes_apart,
     dtype_mismatch,
     needs_reference,
@@ -42,8 +41,7 @@ def obstacle(votes: Votes) -> str | None:
     """Why blocks of samples cannot route these votes."""
     if _runs_reference(votes):
         return not_recomputable(votes)
-    reason = needs_reference(votes)
-    reason = reason or dtype_mismatch(votes, FULL_PRECISION, votes.children.pose.device)
+    reason = needs_reference(votes) or dtype_mismatch(votes)
     return reason or competes_apart(votes.field) or without_numbers(votes)
 
 
