@@ -75,14 +75,13 @@ def needs_reference(votes: Votes) -> str | None:
     return None
 
 
-def dtype_mismatch(votes: Votes) -> str | None:
-    """Reason for operands on other devices than the pose, or of other types than full precision."""
-    pose = votes.children.pose
-    reason = device_mismatch(vote_operands(votes), pose.device)
+def dtype_mismatch(votes: Votes, device: torch.device) -> str | None:
+    """Reason for operands on another device, or of other types than full precision."""
+    reason = device_mismatch(vote_operands(votes), device)
     if not isinstance(votes, ProductVotes):
         return reason or wrong_dtype("votes", votes.dense(), FULL_PRECISION)
     reason = reason or wrong_dtype("weight", votes.weight, FULL_PRECISION)
-    return reason or wrong_dtype("pose", pose, (votes.weight.dtype, *HALF_PRECISION))
+    return reason or wrong_dtype("pose", votes.children.pose, (votes.weight.dtype, *HALF_PRECISION))
 
 
 def not_recomputable(votes: Votes) -> str | None:

@@ -41,7 +41,7 @@ def obstacle(votes: Votes) -> str | None:
     """Why blocks of samples cannot route these votes."""
     if _runs_reference(votes):
         return not_recomputable(votes)
-    reason = needs_reference(votes) or dtype_mismatch(votes)
+    reason = needs_reference(votes) or dtype_mismatch(votes, votes.children.pose.device)
     return reason or competes_apart(votes.field) or without_numbers(votes)
 
 
