@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.functional.votes import Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
-from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
+from torchcaps.kernels.lanes import BLOCK, LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import bound_factors
 from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
@@ -23,8 +23,6 @@ from torchcaps.types import Routed
 MIN_NUMBERS = 1 << 22
 # Dimensions of a parent and of a child up to which the loops over them are unrolled.
 MAX_DIM = 32
-# Children of a block: their weights stay in the cache while all groups are routed.
-BLOCK = 64
 
 
 def obstacle(votes: Any) -> str | None:
