@@ -23,8 +23,9 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tasks.makers import batch_of
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.explorer import VIEWS, Session, overlay, worker as queue
+from torchcaps.explorer import Session, overlay, worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
+from torchcaps.explorer.views import infer
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
 from torchcaps.settings import TrainConfig
@@ -298,7 +299,7 @@ def find_pair(reader, labels):
         for second in range(first):
             picture = overlay(reader.example(first)[0], reader.example(second)[0])
             pair = {labels[first], labels[second]}
-            if len(pair) == 2 and set(VIEWS["infer"](reader).run(picture, count=2).shown) == pair:
+            if len(pair) == 2 and set(infer(reader, picture, count=2)["shown"]) == pair:
                 return first, second
     pytest.fail("the model finds no pair")
 

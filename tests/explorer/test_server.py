@@ -288,11 +288,12 @@ def test_only_other_machines_need_a_token_and_it_is_never_the_same():
 
 
 def test_an_exception_of_ours_is_not_told_to_the_page(session, picture, monkeypatch):
-    def fail(*_, **__):
+    def fail(*_):
         raise KeyError("secret")
 
     client = TestClient(make_app([session]), base_url=HOME, raise_server_exceptions=False)
-    monkeypatch.setattr(VIEWS["routing"], "run", fail)
+    broken = VIEWS["routing"]._replace(missing=fail)
+    monkeypatch.setitem(VIEWS._entries, "routing", broken)
     response = client.post("/api/routing", json={"image": picture, "label": 0})
     assert response.status_code == 500
     assert "secret" not in response.text

@@ -16,12 +16,11 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from torchcaps.explorer import VIEWS, app, worker
+from torchcaps.explorer import Session, app, worker
 from torchcaps.explorer.server import make_app
-from torchcaps.explorer.views import Infer
 from torchcaps.explorer.worker import Worker
 
-from .conftest import HOME, SIZE
+from .conftest import HOME, SIZE, run
 
 
 @contextmanager
@@ -47,7 +46,7 @@ def answer_all(queue, requests):
 
     Args:
         queue: a worker.
-        requests: (stream, argument), or (stream, argument, True) for those that go together.
+        requests: (stream, argument), or (stream, argument, key) for those that go together.
 
     Returns:
         The answers, with an exception's type in its place; and the arguments of each pass.
@@ -60,16 +59,12 @@ def answer_all(queue, requests):
             raise ValueError("cannot be answered")
         return list(map(str.upper, arguments))
 
-    def answer(arguments):
-        return answer_batch(arguments)
-
     async def ask():
         tasks = []
         with busy(queue):
-            for stream, argument, *batched in requests:
-                function = answer_batch if batched else answer
-                run = queue.run(function, argument, stream, batched=bool(batched))
-                tasks.append(asyncio.create_task(run))
+            for stream, argument, *key in requests:
+                answer = queue.run(answer_batch, argument, stream, *key)
+                tasks.append(asyncio.create_task(answer))
                 await asyncio.sleep(0)  # it lines up
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -205,18 +200,18 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
     expected = []
     bodies = []
     for image, classes in zip(images, all_classes, strict=True):
-        expected.append(VIEWS["infer"](session).run(image, classes))
+        expected.append(run("infer", session, image=image, classes=classes))
         bodies.append(make_body(image, classes=classes))
     bodies.append(make_body(images[0], model=1))
     bodies.append(make_body(images[0], uniform=True))
     batch_sizes = []
-    run_batch = Infer.run_batch
+    encode = Session.encode
 
-    def count_and_run(self, images, *rest, **options):
+    def count_and_encode(self, images, **options):
         batch_sizes.append(len(images))
-        return run_batch(self, images, *rest, **options)
+        return encode(self, images, **options)
 
-    monkeypatch.setattr(Infer, "run_batch", count_and_run)
+    monkeypatch.setattr(Session, "encode", count_and_encode)
     queue = Worker()
     requests = list(zip("abcdef", bodies, strict=True))
     responses = post_all(client_of(session, plain, queue=queue), queue, requests)
@@ -228,7 +223,7 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
         assert answer["shown"] == list(inference.shown)
         pixels = b"".join(base64.b64decode(drawing) for drawing in answer["drawn"])
         drawings = np.frombuffer(pixels, np.uint8) / 255
-        np.testing.assert_allclose(drawings, inference.reconstructions.flatten(), atol=0.005)
+        np.testing.assert_allclose(drawings, inference.drawn.flatten(), atol=0.005)
     assert answers[4]["pose"] is None
     assert answers[5]["activation"] != answers[0]["activation"]
 
@@ -237,13 +232,13 @@ def test_a_request_that_made_room_gets_no_error(session, images):
     queue = Worker()
     requests = [
         ("mine", make_body(images[0])),
-        ("yours", {"image": "AAAA"}),
+        ("yours", make_body(images[0], classes=[9])),
         ("mine", make_body(images[1])),
     ]
     first, wrong, newest = post_all(client_of(session, queue=queue), queue, requests)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
-    activation = VIEWS["infer"](session).run(images[1]).activation.tolist()
+    activation = run("infer", session, image=images[1]).activation.tolist()
     assert newest.json()["activation"] == pytest.approx(activation, abs=1e-4)
 
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from PIL import Image
+from torchcaps.reporting.markup import page
 
 from checks import column
 from torchcaps.data import load_dataset, make_pairs
@@ -29,7 +30,6 @@ from torchcaps.reporting import (
 )
 from torchcaps.reporting.answers import check_same_task, have_same_images
 from torchcaps.reporting.evaluated import evaluate_run
-from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class

@@ -298,6 +298,26 @@ class Predictor:
         return completed_rows
 
 
+def columns(row: Row, top_k: int = 1) -> Row:
+    """A prediction as a row of a table: its numbers and names, without nested parts.
+
+    Args:
+        row: of `Predictor`.
+        top_k: number of classes of a classifier. The second class has the columns "label_2",
+            "activation_2" and, of a calibrated run, "probability_2"; and so on.
+    """
+    cells = {}
+    for name, cell in row.items():
+        if not isinstance(cell, dict | list):
+            cells[name] = cell
+    for rank, label in enumerate(islice(row.get("activations", ()), 1, top_k), start=2):
+        cells[f"label_{rank}"] = label
+        cells[f"activation_{rank}"] = row["activations"][label]
+        if "probabilities" in row:
+            cells[f"probability_{rank}"] = row["probabilities"][label]
+    return cells
+
+
 def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
     """The inputs of a task of pixels with names for the files that are drawn of them."""
     unique_name = UniqueNames()

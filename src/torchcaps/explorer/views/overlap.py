@@ -5,31 +5,29 @@ See arXiv 1710.09829, section 6.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from torchcaps.explorer.pictures import overlay
-from torchcaps.explorer.requests import Request
+from torchcaps.explorer.pictures import Picture, overlay
 from torchcaps.explorer.session import Session
-from torchcaps.explorer.views._base import View, register_view
-from torchcaps.explorer.views.infer import Infer
+from torchcaps.explorer.views._base import register_view
+from torchcaps.explorer.views.infer import infer
 
 
-@register_view("overlap")
-class Overlap(View):
-    """The inference for the sum of two pictures, and that sum."""
-
-    title = "Overlap"
-    order = 3
-
-    @classmethod
-    def missing(cls, session: Session) -> str:
-        return "" if session.has_labels else "this model has no classes"
-
-    def answer(self, request: Request) -> dict[str, Any]:
-        limit = max(self.session.shape[1:])
-        right = float(request.numbers("right", 0, limit, 0.0))
-        down = float(request.numbers("down", 0, limit, 0.0))
-        image = overlay(request.image(), request.image("second"), right, down)
-        infer = Infer(self.session)
-        inference = infer.run(image, request.classes(), uniform=request.uniform, count=2)
-        return inference.to_dict(image)
+@register_view(
+    "overlap",
+    title="Overlap",
+    order=3,
+    missing=lambda session: "" if session.has_labels else "this model has no classes",
+)
+def overlap(
+    session: Session,
+    image: Picture,
+    second: Picture,
+    classes: Sequence[int] = (),
+    right: float = 0.0,
+    down: float = 0.0,
+    uniform: bool = False,
+) -> dict[str, Any]:
+    """`infer` for the sum of two pictures, the second one moved, with two capsules drawn."""
+    return infer(session, overlay(image, second, right, down), classes, uniform=uniform, count=2)
