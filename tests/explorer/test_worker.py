@@ -243,12 +243,12 @@ def test_a_request_that_made_room_gets_no_error(session, images):
 
 
 def test_a_busy_server_says_so(session, images, monkeypatch):
+    monkeypatch.setattr(app, "MAX_FILES", 0)
     client = client_of(session)
     monkeypatch.setattr(worker, "MAX_WAITING", 0)
     response = client.post("/api/infer", json=make_body(images[0]))
     assert response.status_code == 503
     assert response.json() == {"error": "the server is busy; try again in a moment"}
-    monkeypatch.setattr(app, "MAX_FILES", 0)
     response = client.post("/api/picture", content=b"")
     assert response.status_code == 503
     assert "image files" in response.json()["error"]

@@ -102,7 +102,7 @@ def make_app(
     app = Starlette(
         routes=[
             *_file_routes(),
-            Route("/api/describe", api.describe),
+            Route("/api/describe", JSONResponse({"models": api.models}), methods=["GET"]),
             Route("/api/picture", api.picture, methods=["POST"]),
             Route("/api/{name}", api.answer, methods=["POST"]),
         ],
@@ -143,8 +143,8 @@ class Api:
     def __init__(self, sessions: Sequence[Session], worker: Worker) -> None:
         self.sessions = sessions
         self.worker = worker
-        self.files = 0
-        self.models = []
+        self.files = asyncio.Semaphore(MAX_FILES)
+        self.models = []  # descriptions of them, and of the views that there are of each
         for session in sessions:
             views = {}
             for name, view in open_views(session).items():
@@ -155,10 +155,6 @@ class Api:
         picture = 4 * (math.prod(sessions[0].shape) + 3) // 3
         pose = NUMBER * max(session.pose_dim + 1 for session in sessions)
         self.max_body = MAX_TEXT + 2 * picture + Session.MAX_DECODED * pose
-
-    async def describe(self, _: HTTPRequest) -> Response:
-        """The models, and the views that there are of each."""
-        return JSONResponse({"models": self.models})
 
     async def answer(self, http: HTTPRequest) -> Response:
         """A view's answer. A request replaces an older one of its stream in the queue."""
@@ -180,14 +176,11 @@ class Api:
 
     async def picture(self, http: HTTPRequest) -> Response:
         """An image file as pixels for the page."""
-        if self.files >= MAX_FILES:
+        if self.files.locked():
             raise HTTPException(503, "the server is busy with other image files; try again")
-        self.files += 1
-        try:
+        async with self.files:
             file = await read_body(http, MAX_FILE)
             image = await self.worker.run(self._read_pictures, file)
-        finally:
-            self.files -= 1
         return JSONResponse({"image": as_base64(image)})
 
     def _read_pictures(self, files: Sequence[bytes]) -> list[Tensor]:

@@ -6,7 +6,6 @@ What a page says stands in its template, `report.html` or `comparison.html`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +121,7 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
         template,
         words=words,
         picture=picture,
+        parameter_count=parameter_count,
         version=torchcaps.__version__,
         kinds=sorted(kinds),
         **values,
@@ -146,8 +146,6 @@ def _describe_one(run: EvaluatedRun) -> dict[str, Any]:
         "defaults": defaults,
         "paper": model_info(run.config.model.name),  # its title and year
         "environment": run.run.environment,
-        "num_parameters": parameter_count(run.model),
-        "scores": score_rows(run) if run.has_classes else {},
     }
 
 
@@ -170,44 +168,6 @@ def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
     )
 
 
-def score_rows(run: EvaluatedRun) -> dict[str, str]:
-    """The figures of the test images in words, by name.
-
-    Where an image shows several classes, `almost` is the share of images with at least one found,
-    and `per_digit` the share of all labels that were found, which need not be digits.
-    """
-    figures = run.figures
-    if run.accuracy is None:  # a task without classes
-        return {
-            name: words.format_metric(name, metric)
-            for name, metric in words.numbers(figures).items()
-        }
-    num_samples = figures["num_samples"]
-    error = figures["error"]
-    # Standard error of a share p of n independent images: sqrt(p (1 - p) / n).
-    deviation = figures.get("standard_error", sqrt(error * run.accuracy / num_samples))
-    num_wrong = round(error * num_samples)
-    rows = {
-        "All classes found"
-        if run.is_multilabel
-        else "Test accuracy": f"{words.percent(run.accuracy)} of {num_samples:,} images",
-        "Test error": f"{words.percent(error)}, {num_wrong:,} images (standard error {words.percent(deviation)})",
-    }
-    if run.is_multilabel:
-        return rows | {
-            "At least one found": words.percent(figures["almost"]),
-            "Single classes found": words.percent(figures["per_digit"]),
-        }
-    return rows | {
-        "Test loss": f"{figures['loss']:.4f}, mean {words.in_words(figures['loss_name'])} loss",
-        "Balanced accuracy": words.percent(figures["balanced_accuracy"]),
-        "Macro F1": words.rounded(figures["macro_f1"]),
-        "AUROC": words.rounded(figures["auroc"]),
-        "Calibration error": words.percent(figures["calibration_error"]),
-        "Never predicted": words.join_names(figures["never_predicted"]) or "none",
-    }
-
-
 def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
     """What the comparison of runs needs."""
     from torchcaps import viz
@@ -224,43 +184,24 @@ def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
     # Runs with classes of different sizes may differ in it; all of them have an accuracy.
     score = scores.pop() if len(scores) == 1 else "accuracy"
     epochs = {name: run.epochs for name, run in runs.items()}
-    choices = {
-        "Settings": _tabulate([run.config.flat() for run in runs.values()]),
-        "Environments": _tabulate([run.run.environment for run in runs.values()]),
-    }
-    differences = {}
-    for name, rows in choices.items():
-        differences[name] = [row for row in rows if len(set(row[1:])) > 1]
     return {
         "runs": runs,
-        "descriptions": _tabulate([_describe(run) for run in runs.values()], "–"),
         "comparisons": comparisons,
+        "have_same_classes": len({run.images.classes for run in runs.values()}) == 1,
         "score": score,
         "overlaid": viz.overlaid_curves(epochs, score=score),
-        "differences": differences,
+        "differences": {
+            "Settings": _differing([run.config.flat() for run in runs.values()]),
+            "Environments": _differing([run.run.environment for run in runs.values()]),
+        },
     }
 
 
-def _describe(run: EvaluatedRun) -> dict[str, str]:
-    """Model, figures of the test images, size and time of one run, by heading."""
-    seconds = run.run.seconds
-    return {
-        "Model": run.config.model.name,
-        **score_rows(run),
-        "Test images": f"{run.figures['num_samples']:,}",
-        "Parameters": f"{parameter_count(run.model):,}",
-        "Loss in training": words.in_words(run.task.loss),
-        "Epochs": str(len(run.epochs)),
-        "Best epoch": str(run.run.best_epoch),
-        "Seed": str(run.config.training.seed),
-        "Training time": "–" if seconds is None else words.duration(seconds),
-    }
-
-
-def _tabulate(columns: Sequence[Mapping[str, Any]], absent: Any = None) -> list[tuple[str, ...]]:
-    """A row for each key: the key, and what each column has there, in words."""
+def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each key that does not have the same setting in all columns."""
     rows = []
     for key in dict.fromkeys(chain.from_iterable(columns)):
-        cells = [words.setting(column.get(key, absent)) for column in columns]
-        rows.append((key, *cells))
+        choices = [words.setting(column.get(key)) for column in columns]
+        if len(set(choices)) > 1:
+            rows.append((key, *choices))
     return rows
