@@ -20,7 +20,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.types import Capsules, ModelSpec
 
-from .conftest import CLASSES, HOME, SIZE, as_loaded, make_bars, make_capsnet, run
+from .conftest import HOME, SIZE, as_loaded, make_bars, make_capsnet, run
 
 
 class Spots(nn.Module):
@@ -65,13 +65,6 @@ class Brightness(nn.Module):
 
 class MeasureBrightness(Task):
     name, losses, labeled = "brightness", ("error",), False
-
-
-class Halves(nn.Module):
-    """Two classes by logits, left and right, that declares nothing about itself."""
-
-    def forward(self, images):
-        return torch.stack([half.mean(dim=(1, 2, 3)) for half in images.chunk(2, dim=3)], dim=1)
 
 
 def make_spots_session():
@@ -186,17 +179,3 @@ def test_a_system_without_capsules_and_classes_is_served(picture):
     answer = post(session, "infer", image=picture).json()
     del answer["image"]
     assert answer == {"activation": [], "pose": None, "drawn": None, "shown": []}
-
-
-def test_a_module_that_declares_nothing_is_a_classifier(picture):
-    session = Session(as_loaded(Halves(), classes=CLASSES[:2]), "halves")
-    description = session.describe()
-    assert (description["task"], description["activation"]) == ("classify", "probability")
-    activation = post(session, "infer", image=picture).json()["activation"]
-    assert sum(activation) == pytest.approx(1, abs=1e-4)
-
-
-def test_the_places_of_routing_maps_reach_the_page(session, image, picture):
-    answer = post(session, "routing", image=picture, label=0).json()
-    assert answer["fields"] == run("routing", session, image=image, label=0).fields
-    assert [field["size"] for field in answer["fields"]] == [17, 17]

@@ -114,9 +114,12 @@ def make_app(
 
 def _file_routes() -> list[Route]:
     """The page, its files, and a script for each tab; all are read once."""
-    scripts = [inspect.getfile(view.function) for view in VIEWS.values() if view.title]
+    scripts = []
+    for view in VIEWS.values():
+        if view.title:
+            scripts.append(Path(inspect.getfile(view.function)).with_name(f"{view.name}.js"))
     routes = []
-    for path in (*STATIC.iterdir(), *(Path(script).with_suffix(".js") for script in scripts)):
+    for path in [*STATIC.iterdir(), *scripts]:
         address = "/" if path.suffix == ".html" else f"/static/{path.name}"
         content = Response(path.read_bytes(), media_type=TYPES[path.suffix])
         routes.append(Route(address, content, methods=["GET"]))

@@ -105,7 +105,7 @@ def read_arguments(
     Raises:
         ArgumentError: for a value that does not fit, or is missing.
     """
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in values and (name == "session" or parameter.default is not parameter.empty):
             continue

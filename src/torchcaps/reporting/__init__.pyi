@@ -14,8 +14,4 @@ from torchcaps.reporting.pictures import (
     reconstruct_run as reconstruct_run,
 )
 from torchcaps.reporting.prediction import Predictor as Predictor, predict as predict
-from torchcaps.reporting.sections import (
-    Section as Section,
-    Table as Table,
-    register_section as register_section,
-)
+from torchcaps.reporting.sections import register_section as register_section

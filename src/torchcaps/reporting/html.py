@@ -191,8 +191,8 @@ def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
         "score": score,
         "overlaid": viz.overlaid_curves(epochs, score=score),
         "differences": {
-            "Settings": _differing([run.config.flat() for run in runs.values()]),
-            "Environments": _differing([run.run.environment for run in runs.values()]),
+            "Setting": _differing([run.config.flat() for run in runs.values()]),
+            "Environment": _differing([run.run.environment for run in runs.values()]),
         },
     }
 

@@ -42,7 +42,7 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
     Raises RunError for no run.
     """
     if not isinstance(model_or_run, nn.Module):
-        return load(model_or_run, device=resolve_device(device))
+        return load(Path(model_or_run), device=resolve_device(device))
     if device != "auto":
         model_or_run.to(resolve_device(device))
     return model_or_run

@@ -4,7 +4,7 @@ A file here is enough to add one.
 """
 
 from torchcaps.explorer.views._base import VIEWS, View, open_views, register_view
-from torchcaps.explorer.views.infer import infer
+from torchcaps.explorer.views.capsules import infer
 from torchcaps.explorer.views.routing import routing
 from torchcaps.registry import import_submodules
 
