@@ -216,9 +216,8 @@ def examples(
     """One example by its index, or `count` of the class `label` from the one at `start` on."""
     check_range("count", count, low=1, high=MAX_EXAMPLES)
     check_range("start", start, low=0)
-    if index is not None:
-        indices = [index]
-    else:
+    indices = [] if index is None else [index]
+    if index is None:
         indices = session.examples_of(label)[start : start + count].tolist()
     rows = []
     for position in indices:
