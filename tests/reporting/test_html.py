@@ -546,10 +546,10 @@ def test_runs_on_other_images_are_not_tested_against_each_other(
 ):
     bars = write_bars(tmp_path / "other.npz", seed=5)
     edit_config(run, data=str(bars))
-    other = evaluate_run(run)
-    assert not have_same_images(finished, other)
+    rival = evaluate_run(run)
+    assert not have_same_images(finished, rival)
     assert have_same_images(finished, finished)
-    difference = parts_of_runs(finished, other, finished)["difference"]
+    difference = parts_of_runs(finished, rival, finished)["difference"]
     assert difference.count("not tested on the same images.") == 1
     assert "the same answers, right or wrong, on all" in difference
 

@@ -43,21 +43,21 @@ def infer_batch(session: Session, requests: Sequence[Arguments]) -> list[Answer]
         activation = activations[k]
         pose = None if poses is None else poses[k]
         labels = tuple(request.get("classes", ()))
-        drawn = None
+        drawings = None
         if session.spec.is_dense:
             labels = labels[:1] or (1 + int(activation[1:].argmax()),)
-            drawn = overlaid[k : k + 1]
+            drawings = overlaid[k : k + 1]
         elif not labels:
             count = min(request.get("count", 1), len(activation))
             labels = tuple(activation.topk(count).indices.tolist())
         if pose is not None and session.has_decoder:
             rows = len(labels)
-            drawn = session.draw(pose.expand(rows, -1, -1), activation.expand(rows, -1), labels)
+            drawings = session.draw(pose.expand(rows, -1, -1), activation.expand(rows, -1), labels)
         answers.append(
             {
                 "activation": activation,
                 "pose": pose,
-                "drawn": drawn,
+                "drawn": drawings,
                 "shown": labels,
                 "image": image,
             }
