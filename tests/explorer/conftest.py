@@ -54,6 +54,14 @@ def run(name, session, **arguments):
     return SimpleNamespace(**answer)
 
 
+def client_of(*sessions, **options):
+    """A client of a page of these models; options are those of `make_app`."""
+    testclient = pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
+    from torchcaps.explorer.app import make_app
+
+    return testclient.TestClient(make_app(sessions, **options), base_url=HOME)
+
+
 def encode_image(color="white", mode="RGB", kind="PNG"):
     """The bytes of an image file of 30 × 24 pixels."""
     file = io.BytesIO()

@@ -10,17 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
-
-from starlette.testclient import TestClient
-
 from torchcaps.explorer import Session, open_views
-from torchcaps.explorer.server import make_app
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.types import Capsules, ModelSpec
 
-from .conftest import HOME, SIZE, as_loaded, make_bars, make_capsnet, run
+from .conftest import SIZE, as_loaded, client_of, make_bars, make_capsnet, run
 
 
 class Spots(nn.Module):
@@ -84,14 +79,12 @@ def spots():
 
 
 def post(session, name, **body):
-    client = TestClient(make_app([session]), base_url=HOME)
-    return client.post(f"/api/{name}", json=body)
+    return client_of(session).post(f"/api/{name}", json=body)
 
 
 def describe(session):
     """What the page is told of a model."""
-    client = TestClient(make_app([session]), base_url=HOME)
-    [description] = client.get("/api/describe").json()["models"]
+    [description] = client_of(session).get("/api/describe").json()["models"]
     return description
 
 

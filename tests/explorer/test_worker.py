@@ -14,13 +14,11 @@ import torch
 pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 
 from starlette.exceptions import HTTPException
-from starlette.testclient import TestClient
 
 from torchcaps.explorer import Session, app, worker
-from torchcaps.explorer.server import make_app
 from torchcaps.explorer.worker import Worker
 
-from .conftest import HOME, SIZE, run
+from .conftest import SIZE, client_of, run
 
 
 @contextmanager
@@ -164,10 +162,6 @@ def make_body(image, **changes):
     return {"image": base64.b64encode(image.numpy().tobytes()).decode()} | changes
 
 
-def client_of(*sessions, queue=None):
-    return TestClient(make_app(sessions, worker=queue), base_url=HOME)
-
-
 def post_all(client, queue, requests):
     """Responses to (stream, body) by as many threads; all wait before the first is answered."""
     responses = [None] * len(requests)
@@ -214,7 +208,7 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
     monkeypatch.setattr(Session, "encode", count_and_encode)
     queue = Worker()
     requests = list(zip("abcdef", bodies, strict=True))
-    responses = post_all(client_of(session, plain, queue=queue), queue, requests)
+    responses = post_all(client_of(session, plain, worker=queue), queue, requests)
     answers = [response.json() for response in responses]
     assert batch_sizes == [4, 1, 1]  # one model with and without routing, and the other model
     for answer, inference in zip(answers, expected, strict=False):
@@ -235,7 +229,7 @@ def test_a_request_that_made_room_gets_no_error(session, images):
         ("yours", make_body(images[0], classes=[9])),
         ("mine", make_body(images[1])),
     ]
-    first, wrong, newest = post_all(client_of(session, queue=queue), queue, requests)
+    first, wrong, newest = post_all(client_of(session, worker=queue), queue, requests)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
     activation = run("infer", session, image=images[1]).activation.tolist()
