@@ -60,20 +60,17 @@ from torchcaps.evaluation.robustness.affine import (
     affine_sweep as affine_sweep,
     transform_images as transform_images,
 )
-from torchcaps.evaluation.robustness.attack_sweep import (
+from torchcaps.evaluation.robustness.attacks import (
     AttackOutcome as AttackOutcome,
     AttackSweep as AttackSweep,
     MaskingCheck as MaskingCheck,
     MaskingReport as MaskingReport,
-    attack_outcome as attack_outcome,
     attack_sweep as attack_sweep,
-    masking_report as masking_report,
-)
-from torchcaps.evaluation.robustness.attacks import (
     bim as bim,
     carlini_wagner as carlini_wagner,
     fgsm as fgsm,
     full_margin_loss as full_margin_loss,
+    masking_report as masking_report,
     pgd as pgd,
     sign_noise as sign_noise,
     vote_attack as vote_attack,
