@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -15,7 +17,7 @@ from torchcaps.errors import check_range
 
 
 class Flag(NamedTuple):
-    """How an argument of a command is written, where its name and type do not say it.
+    """An argument of a command line; a command annotates what its signature does not say.
 
     Attributes:
         help: what it is; by default what the docstring of the command says.
@@ -23,7 +25,10 @@ class Flag(NamedTuple):
         name: of the flag.
         is_rare: it is in the whole help alone.
         is_list: it takes one value or more at once, where otherwise it is given several times.
-        is_word: several values are one word, with commas between them.
+        has_negation: of a switch, whether `--no-NAME` is a flag too, although it is off by default.
+        kind: type of the value; of a `Sequence`, each value is a word.
+        default: where the command line does not name it; `Parameter.empty` for none.
+        is_positional: it is no flag.
     """
 
     help: str = ""
@@ -31,22 +36,9 @@ class Flag(NamedTuple):
     name: str = ""
     is_rare: bool = False
     is_list: bool = False
-    is_word: bool = False
-
-
-class Argument(NamedTuple):
-    """An argument of a command line.
-
-    Attributes:
-        kind: type of the value.
-        default: where the command line does not name it; `Parameter.empty` for none.
-        flag: how it is written.
-        is_positional: it is no flag.
-    """
-
-    kind: Any
-    default: Any
-    flag: Flag
+    has_negation: bool = False
+    kind: Any = str
+    default: Any = None
     is_positional: bool = False
 
 
@@ -63,44 +55,97 @@ Data = Annotated[str | None, Flag("Data set, by name or path; by default the run
 Root = Annotated[str | None, Flag("Folder that is searched first for a named data set.")]
 Device = Annotated[str, Flag("auto, cpu, cuda, ...")]
 Json = Annotated[bool, Flag("Print JSON instead of text.")]
+Settings = Mapping[str, Any]  # the settings that a command line names
 # Arguments of all commands, where they have none of this name.
 SHARED = {
-    "threads": Argument(int, None, Flag("Processor threads; by default torch's choice.")),
-    "modules": Argument(
-        tuple[str, ...],
-        (),
-        Flag(
-            "Module or .py file to import first, which registers things of your own; may be given "
-            "several times.",
-            "MODULE",
-            "import",
-            is_rare=True,
-        ),
+    "threads": Flag("Processor threads; by default torch's choice.", kind=int),
+    "modules": Flag(
+        "Module or .py file to import first, which registers things of your own; may be given "
+        "several times.",
+        "MODULE",
+        "import",
+        is_rare=True,
+        kind=Sequence[str],
+        default=(),
     ),
 }
+WITHOUT_FLAG = ("model", "model_options", "extended_at")  # settings
+# Settings in the short help, `--help`; `--help-all` has all of them.
+COMMON = frozenset(
+    {
+        "data",
+        "img_size",
+        "skip_damaged",
+        "init",
+        "backbone",
+        "lr",
+        "epochs",
+        "batch_size",
+        "device",
+        "seed",
+    }
+)
 
 
-def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types that a value may have, None among them."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+def list_settings(is_short: bool) -> dict[str, Flag]:
+    """The settings that a command line may change, by name.
+
+    Args:
+        is_short: describe each by its first clause.
+    """
+    from torchcaps.data.augment import ordered_augmentations
+    from torchcaps.settings import known_settings
+
+    augmentations = ordered_augmentations()
+    switches = {name for augmentation in augmentations for name in augmentation.switches}
+    flags = {}
+    for name, setting in known_settings().items():
+        if name in WITHOUT_FLAG:
+            continue
+        about = setting.about
+        if is_short:
+            about = about.partition(";")[0]
+        elif name in switches and setting.type is not bool:
+            about += "; 0 is off"
+        if not re.match(r"\w+[:,]", about):  # a value comes first
+            about = about[0].upper() + about[1:]
+        flags[name] = Flag(
+            about.removesuffix(".") + ".",
+            is_rare=name not in COMMON,
+            has_negation=True,
+            kind=setting.type,
+            default=setting.default,
+        )
+    return flags
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a value may have, but None."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return [kind for kind in kinds if kind is not NoneType]
+
+
+def _form_of(kind: Any) -> tuple[str, Callable[[str], Any]]:
+    """What a word of a type looks like, and the function that reads it; ValueError for another."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return "|".join(parts), lambda word: parts[parts.index(word)]
+    if get_origin(kind) is dict:
+        return "NAME=VALUE,...", lambda word: parse_options(word.split(","))
+    if Ellipsis in parts:
+        return f"{format_type(parts[0])},...", lambda word: tuple(map(parts[0], word.split(",")))
+    if not parts:
+        return kind.__name__.upper(), kind
+
+    def read_sides(word: str) -> tuple[Any, ...]:
+        return tuple(part(side) for part, side in zip(parts, word.split("x"), strict=True))
+
+    return "x".join(map(format_type, parts)), read_sides
 
 
 def format_type(hint: Any) -> str:
     """What a value of a type looks like in the help: `INT`, `INTxINT`, `auto|fp32` for words."""
-    texts: list[str] = []
-    for kind in kinds_of(hint):
-        parts = get_args(kind)
-        if get_origin(kind) is Literal:
-            texts += parts
-        elif get_origin(kind) is dict:
-            texts.append("NAME=VALUE,...")
-        elif Ellipsis in parts:
-            texts.append(f"{format_type(parts[0])},...")
-        elif parts:
-            texts.append("x".join(map(format_type, parts)))
-        elif kind is not NoneType:
-            texts.append(kind.__name__.upper())
-    return "|".join(texts)
+    return "|".join(_form_of(kind)[0] for kind in kinds_of(hint))
 
 
 def parse_value(hint: Any, word: str) -> Any:
@@ -113,22 +158,8 @@ def parse_value(hint: Any, word: str) -> Any:
     if not word:
         raise argparse.ArgumentTypeError("expected a value, got an empty word")
     for kind in kinds_of(hint):
-        parts = get_args(kind)
-        try:
-            if get_origin(kind) is Literal:
-                if word in parts:
-                    return word
-            elif get_origin(kind) is dict:
-                return parse_options(word.split(","))
-            elif Ellipsis in parts:
-                return tuple(map(parts[0], word.split(",")))
-            elif parts:
-                sides = zip(parts, word.split("x"), strict=True)
-                return tuple(part(side) for part, side in sides)
-            elif kind is not NoneType:
-                return kind(word)
-        except ValueError:
-            pass  # the next one
+        with suppress(ValueError):  # the next one
+            return _form_of(kind)[1](word)
     raise argparse.ArgumentTypeError(f"expected {format_type(hint)}, got {word!r}")
 
 
@@ -158,8 +189,7 @@ def check_flag(flag: str, number: float, low: float, high: float | None = None) 
         check_range(flag, number, low, high)
 
 
-def use_threads(count: int | None) -> None:
-    """Let torch take so many processor threads; None leaves its choice."""
-    if count is not None:
-        with usage():
-            tc.training.threads.set_threads("--threads", count)
+def use_threads(count: int) -> None:
+    """Let torch take so many processor threads."""
+    with usage():
+        tc.training.threads.set_threads("--threads", count)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -19,14 +19,14 @@ from torchcaps import plugins
 from torchcaps.cli.console import LINE_WIDTH, UsageError, note
 from torchcaps.cli.flags import (
     SHARED,
-    Argument,
     Flag,
+    Settings,
     format_type,
     kinds_of,
+    list_settings,
     parse_value,
     use_threads,
 )
-from torchcaps.cli.settings import Settings, list_settings
 from torchcaps.errors import TorchcapsError, UnknownNameError, check_known, one_line
 
 Command = Callable[..., int]
@@ -83,28 +83,21 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
 
 
 def _make_call(command: Command, values: Mapping[str, Any]) -> partial[int]:
-    """The call of a command with these values of arguments, by name."""
-    values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    use_threads(values.get("threads"))
+    """The call of a command with these values of arguments, by the keys of `list_arguments`."""
+    if "threads" in values:
+        use_threads(values["threads"])
     hints = get_type_hints(command)
-    positional = []
-    flags = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        members: Any = ()
-        if hints[name] == Settings:
-            members = list_settings(is_short=True)
-        elif is_dataclass(hints[name]):
-            members = inspect.signature(hints[name]).parameters
-        if members:
-            chosen = {member: values[member] for member in members if member in values}
-            flags[name] = hints[name](**chosen) if is_dataclass(hints[name]) else chosen
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            positional.append(values.get(name, ()))
-        elif name in values:
-            flags[name] = values[name]
-    return partial(command, *positional, **flags)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        name, _, member = key.partition(".")
+        if member:
+            arguments.setdefault(name, {})[member] = value
+        elif name in hints:
+            arguments[name] = value
+    for name, members in arguments.items():
+        if is_dataclass(hints[name]):
+            arguments[name] = hints[name](**members)
+    return partial(command, **arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,10 +116,10 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
         command: its function.
         is_short: leave rare flags out of the help.
     """
-    arguments = list_arguments(command, is_short)
-    for key, argument in SHARED.items():
+    flags = list_arguments(command, is_short)
+    for key, flag in SHARED.items():
         if key != "threads" or name not in WITHOUT_THREADS:
-            arguments.setdefault(key, argument)
+            flags.setdefault(key, flag)
     paragraphs = _read_docstring(command)[0].split("\n\n")
     parser = _Parser(
         prog=f"torchcaps {name}",
@@ -139,9 +132,9 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
         add_help=False,
     )
     usage = ["%(prog)s"]
-    for key, argument in arguments.items():
-        action = _add_argument(parser, key, argument, is_short)
-        if argument.is_positional:
+    for key, flag in flags.items():
+        action = _add_argument(parser, key, flag, is_short)
+        if flag.is_positional:
             usage.append(str(action.metavar))
     parser.usage = " ".join([*usage, "[FLAGS]"])
     parser.add_argument(*HELP, action="help", help="Print the common flags.")
@@ -149,43 +142,41 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
     return parser
 
 
-def _add_argument(
-    parser: _Parser, name: str, argument: Argument, is_short: bool
-) -> argparse.Action:
+def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argparse.Action:
     """Add an argument of a command to its parser."""
-    kind, default, flag, is_positional = argument
-    is_several = get_origin(kind) is tuple and not flag.is_word
+    kind = flag.kind
+    name = key.rpartition(".")[2]
+    is_several = get_origin(kind) is Sequence
     if is_several:
-        kind = get_args(kind)[0]
+        [kind] = get_args(kind)
     options: dict[str, Any] = {
         "help": flag.help,
-        "metavar": flag.metavar or format_type(kind),
+        "metavar": flag.metavar or (name.upper() if flag.is_positional else format_type(kind)),
         "type": partial(parse_value, kind),
     }
-    if is_positional:
-        options["metavar"] = flag.metavar or name.upper()
-        if is_several:
-            options["nargs"] = "*"
-        elif default is not inspect.Parameter.empty:
-            options |= {"nargs": "?", "default": default}
-        return parser.add_argument(name, **options)
+    if flag.is_positional:
+        if flag.default is not inspect.Parameter.empty:
+            options |= {"nargs": "*" if is_several else "?", "default": flag.default}
+        return parser.add_argument(key, **options)
     if is_several:
         options |= {"action": "extend", "nargs": "+"} if flag.is_list else {"action": "append"}
     if bool in kinds_of(kind):
-        is_off = default is False and not flag.is_word
+        is_off = flag.default is False and not flag.has_negation
         action = "store_true" if is_off else argparse.BooleanOptionalAction
-        options = {"help": options["help"], "action": action}
-    elif default not in (None, "", (), {}):
-        options["help"] += f" (default: {default})"
+        options = {"help": flag.help, "action": action}
+    elif flag.default not in (None, "", (), {}):
+        options["help"] += f" (default: {flag.default})"
     options["help"] = options["help"].replace("%", "%%")
     if flag.is_rare and is_short:
         options["help"] = argparse.SUPPRESS
     option = f"--{flag.name or name}".replace("_", "-")
-    return parser.add_argument(option, dest=name, **options)
+    return parser.add_argument(option, dest=key, **options)
 
 
-def list_arguments(target: Any, is_short: bool) -> dict[str, Argument]:
-    """The arguments that a command takes, or a dataclass among its parameters, by name.
+def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:
+    """The arguments that a command takes, by name; flags are its keyword-only parameters.
+
+    Those of a dataclass among its parameters, and settings, have keys such as "results.json".
 
     Args:
         target: the function, or the class.
@@ -193,19 +184,21 @@ def list_arguments(target: Any, is_short: bool) -> dict[str, Argument]:
     """
     hints = get_type_hints(target, include_extras=True)
     about = _read_docstring(target)[1]
-    arguments: dict[str, Argument] = {}
+    flags: dict[str, Flag] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         hint = hints[name]
-        if hint == Settings:
-            arguments |= list_settings(is_short)
-        elif is_dataclass(hint):
-            arguments |= list_arguments(hint, is_short)
+        if hint == Settings or is_dataclass(hint):
+            members = list_settings if hint == Settings else partial(list_arguments, hint)
+            flags |= {f"{name}.{member}": flag for member, flag in members(is_short).items()}
         else:
             kind, flag = get_args(hint) if get_origin(hint) is Annotated else (hint, Flag())
-            flag = flag._replace(help=about.get(name, flag.help))
-            is_positional = parameter.kind is parameter.POSITIONAL_ONLY
-            arguments[name] = Argument(kind, parameter.default, flag, is_positional)
-    return arguments
+            flags[name] = flag._replace(
+                help=about.get(name, flag.help),
+                kind=kind,
+                default=parameter.default,
+                is_positional=parameter.kind is not parameter.KEYWORD_ONLY,
+            )
+    return flags
 
 
 def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
@@ -288,12 +281,10 @@ def hinted(*arguments: Any) -> Iterator[None]:
         yield
     except TorchcapsError as error:
         if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
-            flat = chain.from_iterable(
-                argument if isinstance(argument, tuple) else (argument,) for argument in arguments
-            )
-            for path in flat:
-                if isinstance(path, Path):
-                    _check_imports(path if path.is_dir() else path.parent, error)
+            for argument in arguments:
+                for path in argument if isinstance(argument, list) else [argument]:
+                    if isinstance(path, Path):
+                        _check_imports(path if path.is_dir() else path.parent, error)
         raise
 
 

@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 File = Annotated[Path | None, Flag(metavar="FILE")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResultFormat:
     """Where predictions go; without one of these, a table of text to stdout.
 
@@ -42,8 +42,8 @@ class ResultFormat:
 
 
 def predict(
-    paths: Annotated[tuple[str, ...], Flag(metavar="[RUN] IMAGE...")],
-    /,
+    paths: Annotated[Sequence[str], Flag(metavar="[RUN] IMAGE...")] = (),
+    *,
     results: ResultFormat = ResultFormat(),
     top_k: int | None = None,
     unknown_below: Annotated[float | Literal["auto"] | None, Flag(metavar="T|auto")] = None,
@@ -114,7 +114,7 @@ def predict(
     return 1 if num_errors else 0
 
 
-def _split_paths(paths: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+def _split_paths(paths: Sequence[str]) -> tuple[Path, Sequence[str]]:
     """The run, and the inputs; without a run, that of the package.
 
     The first path is an input by its name, or as the only one, a folder that is no run folder.
