@@ -121,7 +121,6 @@ from torchcaps.evaluation.routing.health import (
     CapsuleActivity as CapsuleActivity,
     SignTest as SignTest,
     Starvation as Starvation,
-    activation_decay as activation_decay,
     capsule_activity as capsule_activity,
     sign_test as sign_test,
     starvation as starvation,

@@ -96,7 +96,7 @@ def reliability(
     )
 
 
-def calibration(activations: Activations, labels: Labels, bins: int = BINS) -> Calibration:
+def calibration(activations: Activations, labels: Labels) -> Calibration:
     """Return both reliability tables of class activations.
 
     The answer is the class with the largest activation. In the normalized reading a row of zeros
@@ -105,13 +105,12 @@ def calibration(activations: Activations, labels: Labels, bins: int = BINS) -> C
     Args:
         activations: `[n, classes]` in [0, 1], n at least 1.
         labels: `[n]` true classes.
-        bins: number of bins, at least 1.
 
     Returns:
         The tables of both readings, normalized and length.
 
     Raises:
-        ArgumentError: for shapes that do not fit, no samples or no bins.
+        ArgumentError: for shapes that do not fit, or no samples.
     """
     check_shape("activations", activations, ("n", "classes"))
     wide = widen(activations)
@@ -119,7 +118,7 @@ def calibration(activations: Activations, labels: Labels, bins: int = BINS) -> C
     total = wide.sum(dim=1)
     share = torch.where(total > 0, length / total, 1 / activations.shape[1])
     correct = activations.argmax(dim=1) == labels
-    return Calibration(reliability(share, correct, bins), reliability(length, correct, bins))
+    return Calibration(reliability(share, correct), reliability(length, correct))
 
 
 def _means(sums: Tensor, count: Tensor) -> list[float | None]:

@@ -21,6 +21,7 @@ from torchcaps.evaluation.base import Activations, EvaluationResult, Images, che
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 
+INK = 0.5  # brightness from which a pixel is ink
 AXES = ("n", "k", "channels", "height", "width")
 Drawings = Float[Tensor, "n k channels height width"]
 
@@ -51,13 +52,12 @@ class Segmentation(EvaluationResult):
 
     Attributes:
         error: mean squared error per pixel.
-        iou: intersection over union of the pixels at or above the threshold; 1 where neither has
+        iou: intersection over union of the pixels with ink; 1 where neither has
             one.
         ink_right: share of the ink that belongs to one digit alone where the drawing of that digit
             is the brightest; None without such ink.
         correlation: correlation of the pixels, in [-1, 1], without pictures of one brightness; None
             if all are of one brightness.
-        threshold: brightness that counts as ink.
         num_samples: n, number of images.
     """
 
@@ -65,7 +65,6 @@ class Segmentation(EvaluationResult):
     iou: float
     ink_right: float | None
     correlation: float | None
-    threshold: float
     num_samples: int
 
 
@@ -126,37 +125,29 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     return Segments(images, selected, segments.activations)
 
 
-def score_segmentation(
-    drawings: Drawings,
-    digits: Drawings,
-    *,
-    threshold: float = 0.5,
-) -> Segmentation:
+def score_segmentation(drawings: Drawings, digits: Drawings) -> Segmentation:
     """Compare drawings with the true single digits, pixel by pixel.
 
     Args:
         drawings: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`.
         digits: the true digits at their places, in the same order and shape.
-        threshold: brightness from which a pixel is ink, in (0, 1].
 
     Returns:
         Error, intersection over union, ink and correlation.
 
     Raises:
-        ArgumentError: for shapes that do not fit, none of them, or a threshold out of range.
+        ArgumentError: for shapes that do not fit, or none of them.
     """
     check_shape("drawings", drawings, AXES)
     check_like("digits", digits, drawings, AXES)
     check_range("number of samples", drawings.shape[0] * drawings.shape[1], low=1)
-    check_range("threshold", threshold, low=1e-6, high=1)
     drawings = drawings.detach().cpu().double()
     digits = digits.detach().cpu().double()
     return Segmentation(
         error=float((drawings - digits).square().mean()),
-        iou=_mean_iou(drawings >= threshold, digits >= threshold),
-        ink_right=_ink_right(drawings, digits, threshold),
+        iou=_mean_iou(drawings >= INK, digits >= INK),
+        ink_right=_ink_right(drawings, digits),
         correlation=_correlation(drawings.flatten(2), digits.flatten(2)),
-        threshold=threshold,
         num_samples=len(drawings),
     )
 
@@ -168,9 +159,9 @@ def _mean_iou(first: Tensor, second: Tensor) -> float:
     return float((intersection / union).nan_to_num(1.0).mean())
 
 
-def _ink_right(drawings: Drawings, digits: Drawings, threshold: float) -> float | None:
+def _ink_right(drawings: Drawings, digits: Drawings) -> float | None:
     """The share of the ink of single digits where the drawing of that digit is the brightest."""
-    ink = digits * (digits >= threshold)
+    ink = digits * (digits >= INK)
     ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
 
     # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.

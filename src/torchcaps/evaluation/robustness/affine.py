@@ -8,7 +8,6 @@ everywhere.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -38,16 +37,11 @@ class AffineCurve:
         unit: unit of the amounts: "degrees", "percent" or "pixels".
         amounts: amounts of the transformation, in the order in which they were asked for.
         accuracy: at each amount, in [0, 1].
-        mean: mean of `accuracy` over the amounts.
-        half_drop: amount nearest to no change at which accuracy is below half way to chance; None
-            if there is none.
     """
 
     unit: str
     amounts: tuple[float, ...]
     accuracy: tuple[float, ...]
-    mean: float
-    half_drop: float | None
 
 
 @dataclass(frozen=True)
@@ -139,28 +133,18 @@ def affine_sweep(
     check_labeled(images, labels)
     check_range("number of amounts", len([*rotation, *scale, *shear, *shift]), low=1)
     activations = image_activations(model, images)
-    num_classes = activations.shape[1]
-    check_labels(labels, num_classes)
+    check_labels(labels, activations.shape[1])
+    curves = {
+        kind: AffineCurve(
+            UNITS[kind],
+            tuple(map(float, amounts)),
+            tuple(_accuracy(model, images, labels, kind, amount) for amount in amounts),
+        )
+        for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True)
+        if amounts
+    }
     clean = proportion(activations.argmax(dim=1) == labels.cpu())
-    chance = 1 / num_classes
-    half_way = (clean + chance) / 2
-
-    curves = {}
-    for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
-        accuracy = {
-            float(amount): _accuracy(model, images, labels, kind, amount) for amount in amounts
-        }
-        low = [amount for amount, share in accuracy.items() if share < half_way]
-        unchanged = 100.0 if kind == "scale" else 0.0
-        if accuracy:
-            curves[kind] = AffineCurve(
-                unit=UNITS[kind],
-                amounts=tuple(accuracy),
-                accuracy=tuple(accuracy.values()),
-                mean=fmean(accuracy.values()),
-                half_drop=min(low, key=lambda amount: abs(amount - unchanged), default=None),
-            )
-    return AffineSweep(clean, chance, len(images), curves)
+    return AffineSweep(clean, 1 / activations.shape[1], len(images), curves)
 
 
 def _accuracy(

@@ -86,8 +86,7 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
     """
     distances = _scores("distances", distances)
     check_range("false_positives", false_positives, low=0, high=1 - 1e-9)
-    num_flagged = math.floor(false_positives * len(distances) + ROUNDING)
-    return float(distances.sort(descending=True).values[num_flagged])
+    return -_threshold(-distances, false_positives)
 
 
 @dataclass(frozen=True)
@@ -209,12 +208,11 @@ def reject_by_length(
     """
     inlier_lengths = image_activations(model, inliers).amax(dim=1)
     outlier_lengths = image_activations(model, outliers).amax(dim=1)
-    num_rejected = math.floor((1 - RECALL) * len(inlier_lengths) + ROUNDING)
-    threshold = inlier_lengths.sort().values[num_rejected]
+    threshold = _threshold(inlier_lengths, 1 - RECALL)
     return Rejection(
         auroc=auroc(inlier_lengths, outlier_lengths),
         false_positive_rate=proportion(outlier_lengths >= threshold),
-        threshold=float(threshold),
+        threshold=threshold,
         inlier_length=float(widen(inlier_lengths).mean()),
         outlier_length=float(widen(outlier_lengths).mean()),
         num_inliers=len(inlier_lengths),
@@ -227,6 +225,11 @@ def _distances(model: nn.Module, images: Images) -> tuple[Float[Tensor, " n"], L
     decoded = reconstructions(model, images)
     distances = (decoded.images - images.cpu()).flatten(1).norm(dim=1)
     return distances, decoded.predictions
+
+
+def _threshold(scores: Tensor, share: float) -> float:
+    """Return the score that at most a share of all is below."""
+    return float(scores.sort().values[math.floor(share * len(scores) + ROUNDING)])
 
 
 def _scores(argument: str, scores: Tensor) -> Tensor:

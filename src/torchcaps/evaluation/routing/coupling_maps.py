@@ -60,8 +60,6 @@ def coupling_maps(
     model: nn.Module,
     images: Images,
     labels: Labels | None = None,
-    *,
-    batch_size: int = BATCH,
 ) -> CouplingMaps:
     """Return where the votes for one class of each image come from.
 
@@ -72,7 +70,6 @@ def coupling_maps(
         model: a model with such layers.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` classes; by default the most active ones.
-        batch_size: images at a time.
 
     Returns:
         Maps over pixels and over positions, with the class of each image; on the CPU.
@@ -87,7 +84,7 @@ def coupling_maps(
     with evaluating(model):
         parts = [
             _map_batch(model, batch, None if labels is None else batch_labels)
-            for batch, batch_labels in batches(model, images, labels, batch_size=batch_size)
+            for batch, batch_labels in batches(model, images, labels, batch_size=BATCH)
         ]
     return CouplingMaps(*map(torch.cat, zip(*parts, strict=True)))
 

@@ -6,7 +6,6 @@ Peer, Stabinger, Rodriguez-Sanchez 2021, arXiv 1905.08744 (without a bias, routi
 from -x). The definitions are this library's own.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled
+from torchcaps.evaluation.base import Images, Labels, check_labeled
 from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating, proportion
-from torchcaps.evaluation.routing.layers import children_of
+from torchcaps.evaluation.routing.layers import ROUTED_BATCH, children_of
 from torchcaps.functional import margin_loss
 from torchcaps.types import Capsules
 
@@ -153,34 +152,8 @@ def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivi
     )
 
 
-def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -> ActivationDecay:
-    """Return the median and the strongest activation of each set of capsules.
-
-    Args:
-        activations: name -> `[n, ..., capsules]` in [0, 1], from input to output.
-
-    Returns:
-        The name, median and strongest activation of each set.
-
-    Raises:
-        ArgumentError: for no set, or tensors that do not fit.
-    """
-    check_range("number of layers", len(activations), low=1)
-    activities = list(map(capsule_activity, activations.values()))
-    medians = tuple(activity.median for activity in activities)
-    strongest = tuple(activity.strongest for activity in activities)
-    return ActivationDecay(tuple(activations), medians, strongest)
-
-
-def starvation(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    loss: Loss = margin_loss,
-    batch_size: int = BATCH,
-) -> dict[str, Starvation]:
-    """Measure the gradient of the loss by the poses of the children of each routed layer.
+def starvation(model: nn.Module, images: Images, labels: Labels) -> dict[str, Starvation]:
+    """Measure the gradient of the margin loss by the poses of the children of each routed layer.
 
     No parameter gets a gradient.
 
@@ -188,8 +161,6 @@ def starvation(
         model: a model with routed layers.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
-        loss: a mean over images.
-        batch_size: images at a time.
 
     Returns:
         Layer name -> figures, for the layers that ran.
@@ -200,10 +171,10 @@ def starvation(
     check_labeled(images, labels)
     squares = dict[str, Tensor]()
     with eval_mode(model):
-        for batch, true in batches(model, images, labels, batch_size=batch_size):
+        for batch, true in batches(model, images, labels, batch_size=ROUTED_BATCH):
             with torch.enable_grad(), children_of(model) as children:
                 x = batch.detach().clone().requires_grad_()
-                objective = loss(model(x), true)
+                objective = margin_loss(model(x), true)
                 poses = [capsules.pose for capsules in children.values()]
                 gradients = torch.autograd.grad(objective, poses, materialize_grads=True)
             for name, gradient in zip(children, gradients, strict=True):
