@@ -11,9 +11,8 @@ from typing import Literal, get_args, get_origin
 import pytest
 import torch
 
-from torchcaps.cli.flags import WITHOUT_FLAG, kinds_of
 from torchcaps.cli.main import COMMANDS, DESCRIPTION
-from torchcaps.cli.parser import WITHOUT_THREADS, list_arguments, parse
+from torchcaps.cli.parser import WITHOUT_FLAG, WITHOUT_THREADS, kinds_of, list_arguments, parse
 from torchcaps.cli.train import resolve
 from torchcaps.settings import known_settings
 

@@ -8,8 +8,8 @@ import pytest
 from rich.cells import cell_len
 
 import torchcaps as tc
-from torchcaps.cli.flags import WITHOUT_FLAG
 from torchcaps.cli.main import COMMANDS
+from torchcaps.cli.parser import WITHOUT_FLAG
 from torchcaps.settings import known_settings
 from torchcaps.training import load_recipe
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, show
-from torchcaps.cli.flags import Json
+from torchcaps.cli.parser import Json
 from torchcaps.progress import progress_bar
 
 

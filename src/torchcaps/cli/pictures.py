@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torchcaps as tc
 from torchcaps.cli.console import note
-from torchcaps.cli.flags import Data, Device, Root, RunOrOurs, check_flag, use_threads
+from torchcaps.cli.parser import Data, Device, Root, RunOrOurs, check_flag, use_threads
 from torchcaps.cli.signals import sigterm_as_exit
 
 

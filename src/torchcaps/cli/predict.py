@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, note, print_json, print_table, usage
-from torchcaps.cli.flags import RARE, Device, Flag
-from torchcaps.cli.parser import hinted
+from torchcaps.cli.parser import RARE, Device, Flag, hinted
 
 HEADS = {"path": "image", "label": "class"}  # of the columns of predictions
 NO_INPUTS = "images: expected image files or folders after the run, got none"

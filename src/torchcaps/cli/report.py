@@ -14,7 +14,7 @@ from torchcaps.cli.console import (
     show,
     usage,
 )
-from torchcaps.cli.flags import (
+from torchcaps.cli.parser import (
     Data,
     Device,
     Flag,

@@ -13,7 +13,7 @@ from torchcaps.cli.console import (
     print_table,
     print_wrapped,
 )
-from torchcaps.cli.flags import Json, Root, check_flag
+from torchcaps.cli.parser import Json, Root, check_flag
 from torchcaps.cli.signals import stoppable
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note, note_without_plots, show, usage
-from torchcaps.cli.flags import RARE, Flag, Settings, parse_options
-from torchcaps.cli.parser import hinted
+from torchcaps.cli.parser import RARE, Flag, Settings, hinted, parse_options
 from torchcaps.cli.signals import stoppable
 from torchcaps.errors import UnknownNameError
 

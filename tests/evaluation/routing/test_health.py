@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from torchcaps.evaluation import ActivationDecay, capsule_activity, sign_test, starvation
-from torchcaps.evaluation.routing import health
+from torchcaps.evaluation.routing import couplings as health
 
 from ..stubs import RoutedPixels, assert_model_is_back, refuses
 

@@ -17,7 +17,7 @@ from torchcaps.errors import AblationUnsupportedError, check_range
 from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
-from torchcaps.evaluation.routing import ablation as ablations, couplings, health
+from torchcaps.evaluation.routing import ablation as ablations, couplings
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
 
@@ -45,9 +45,9 @@ class LayerDiagnosis:
     entropy: couplings.CouplingEntropy | None
     dynamics: couplings.CouplingDynamics | None
     tree: couplings.ParseTree | None
-    parents: health.CapsuleActivity | None
-    starvation: health.Starvation
-    sign: health.SignTest | None
+    parents: couplings.CapsuleActivity | None
+    starvation: couplings.Starvation
+    sign: couplings.SignTest | None
 
     def verdicts(self) -> dict[str, str]:
         """Measure -> one sentence, for those that apply to this layer."""
@@ -84,8 +84,8 @@ class Diagnosis(EvaluationResult):
     iterations: ablations.IterationDynamics
     ablation: ablations.RoutingAblation | None
     refused: str
-    children: health.CapsuleActivity
-    decay: health.ActivationDecay
+    children: couplings.CapsuleActivity
+    decay: couplings.ActivationDecay
     baseline: Comparison | None
     baseline_parameters: int | None
 
@@ -150,17 +150,17 @@ def diagnose(
     check_labels(labels, activation.shape[1])
     correct = activation.argmax(dim=1) == labels
     inputs = (model, images, labels)
-    starvation = health.starvation(*inputs)
-    signs = health.sign_test(model, images[:NUM_SIGN_IMAGES])
+    starvation = couplings.starvation(*inputs)
+    signs = couplings.sign_test(model, images[:NUM_SIGN_IMAGES])
     routers = routers_of(model)
     first = next(iter(traces.values()))
-    course = {"children": health.capsule_activity(first.extras["children"])}
+    course = {"children": couplings.capsule_activity(first.extras["children"])}
     layers = []
     for name, trace in traces.items():
         has_shares = routers[name].normalized
         has_activation = routers[name].activation != "none"
         if has_activation:
-            course[name] = health.capsule_activity(trace.activation)
+            course[name] = couplings.capsule_activity(trace.activation)
         layer = LayerDiagnosis(
             name=name,
             entropy=couplings.coupling_entropy(trace) if has_shares else None,
@@ -186,7 +186,7 @@ def diagnose(
         ablation=ablation,
         refused=refused,
         children=course["children"],
-        decay=health.ActivationDecay(
+        decay=couplings.ActivationDecay(
             tuple(course),
             tuple(activity.median for activity in course.values()),
             tuple(activity.strongest for activity in course.values()),
