@@ -6,13 +6,14 @@ import inspect
 import shlex
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin
 
 import pytest
 import torch
 
 from torchcaps.cli.main import COMMANDS, DESCRIPTION
-from torchcaps.cli.parser import WITHOUT_FLAG, WITHOUT_THREADS, kinds_of, list_arguments, parse
+from torchcaps.cli.parser import WITHOUT_FLAG, WITHOUT_THREADS, list_arguments, parse
 from torchcaps.cli.train import resolve
 from torchcaps.settings import known_settings
 
@@ -195,7 +196,8 @@ def test_every_flag_reaches_its_argument(name, command, monkeypatch):
 
 def sample(kind, default):
     """Words that set a setting of a type to another value than its default, and this value."""
-    kind = kinds_of(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
     if kind is bool:
         return [], not default
     if get_origin(kind) is Literal:

@@ -151,33 +151,41 @@ def list_settings(is_short: bool) -> dict[str, Flag]:
     return flags
 
 
-def kinds_of(hint: Any) -> list[Any]:
-    """The types that a value may have, but None."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return [kind for kind in kinds if kind is not NoneType]
+def forms_of(hint: Any) -> dict[str, Callable[[str], Any]]:
+    """What a word for a value of a type may look like, and the function that reads it.
+
+    The forms are those of the help: `INT`, `INTxINT`, `auto|fp32` for words. A function raises
+    ValueError for a word of another form.
+    """
+    forms = {}
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if kind is not NoneType:
+            text, read = _form_of(kind)
+            forms[text] = read
+    return forms
+
+
+def _name_of(kind: type) -> str:
+    return kind.__name__.upper()
 
 
 def _form_of(kind: Any) -> tuple[str, Callable[[str], Any]]:
-    """What a word of a type looks like, and the function that reads it; ValueError for another."""
+    """The form of one type."""
     parts = get_args(kind)
     if get_origin(kind) is Literal:
         return "|".join(parts), lambda word: parts[parts.index(word)]
     if get_origin(kind) is dict:
         return "NAME=VALUE,...", lambda word: parse_options(word.split(","))
-    if Ellipsis in parts:
-        return f"{format_type(parts[0])},...", lambda word: tuple(map(parts[0], word.split(",")))
     if not parts:
-        return kind.__name__.upper(), kind
+        return _name_of(kind), kind
+    if Ellipsis in parts:
+        part = parts[0]
+        return f"{_name_of(part)},...", lambda word: tuple(map(part, word.split(",")))
 
     def read_sides(word: str) -> tuple[Any, ...]:
         return tuple(part(side) for part, side in zip(parts, word.split("x"), strict=True))
 
-    return "x".join(map(format_type, parts)), read_sides
-
-
-def format_type(hint: Any) -> str:
-    """What a value of a type looks like in the help: `INT`, `INTxINT`, `auto|fp32` for words."""
-    return "|".join(_form_of(kind)[0] for kind in kinds_of(hint))
+    return "x".join(map(_name_of, parts)), read_sides
 
 
 def parse_value(hint: Any, word: str) -> Any:
@@ -189,10 +197,11 @@ def parse_value(hint: Any, word: str) -> Any:
     """
     if not word:
         raise argparse.ArgumentTypeError("expected a value, got an empty word")
-    for kind in kinds_of(hint):
+    forms = forms_of(hint)
+    for read in forms.values():
         with suppress(ValueError):  # the next one
-            return _form_of(kind)[1](word)
-    raise argparse.ArgumentTypeError(f"expected {format_type(hint)}, got {word!r}")
+            return read(word)
+    raise argparse.ArgumentTypeError(f"expected {'|'.join(forms)}, got {word!r}")
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -304,7 +313,7 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
     paragraphs = _read_docstring(command)[0].split("\n\n")
     parser = _Parser(
         prog=f"torchcaps {name}",
-        description="\n\n".join(textwrap.fill(text, LINE_WIDTH) for text in paragraphs),
+        description="\n\n".join(map(partial(textwrap.fill, width=LINE_WIDTH), paragraphs)),
         formatter_class=partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN
         ),
@@ -332,7 +341,8 @@ def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argp
         [kind] = get_args(kind)
     options: dict[str, Any] = {
         "help": flag.help,
-        "metavar": flag.metavar or (name.upper() if flag.is_positional else format_type(kind)),
+        "metavar": flag.metavar
+        or (name.upper() if flag.is_positional else "|".join(forms_of(kind))),
         "type": partial(parse_value, kind),
     }
     if flag.is_positional:
@@ -341,7 +351,7 @@ def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argp
         return parser.add_argument(key, **options)
     if is_several:
         options |= {"action": "extend", "nargs": "+"} if flag.is_list else {"action": "append"}
-    if bool in kinds_of(kind):
+    if bool in (kind, *get_args(kind)):
         is_off = flag.default is False and not flag.has_negation
         action = "store_true" if is_off else argparse.BooleanOptionalAction
         options = {"help": flag.help, "action": action}
@@ -370,7 +380,8 @@ def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:
         hint = hints[name]
         if hint == Settings or is_dataclass(hint):
             members = list_settings if hint == Settings else partial(list_arguments, hint)
-            flags |= {f"{name}.{member}": flag for member, flag in members(is_short).items()}
+            for member, flag in members(is_short).items():
+                flags[f"{name}.{member}"] = flag
         else:
             kind, flag = get_args(hint) if get_origin(hint) is Annotated else (hint, Flag())
             flags[name] = flag._replace(

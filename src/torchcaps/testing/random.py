@@ -9,7 +9,14 @@ from torchcaps.types import Capsules
 
 
 def seeded(seed: int = 0) -> torch.Generator:
-    """A new generator with this seed."""
+    """A new generator with this seed.
+
+    Args:
+        seed: of the generator.
+
+    Returns:
+        The generator.
+    """
     return torch.Generator().manual_seed(seed)
 
 

@@ -24,7 +24,7 @@ from torchcaps.models.notebook import parameter_count
 NUM_SIGN_IMAGES = 64  # images for the test of signs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerDiagnosis:
     """The measures of one routed layer.
 
@@ -42,12 +42,12 @@ class LayerDiagnosis:
     """
 
     name: str
-    entropy: couplings.CouplingEntropy | None
-    dynamics: couplings.CouplingDynamics | None
-    tree: couplings.ParseTree | None
-    parents: couplings.CapsuleActivity | None
+    entropy: couplings.CouplingEntropy | None = None
+    dynamics: couplings.CouplingDynamics | None = None
+    tree: couplings.ParseTree | None = None
+    parents: couplings.CapsuleActivity | None = None
     starvation: couplings.Starvation
-    sign: couplings.SignTest | None
+    sign: couplings.SignTest | None = None
 
     def verdicts(self) -> dict[str, str]:
         """Measure -> one sentence, for those that apply to this layer."""
@@ -157,20 +157,15 @@ def diagnose(
     course = {"children": couplings.capsule_activity(first.extras["children"])}
     layers = []
     for name, trace in traces.items():
-        has_shares = routers[name].normalized
-        has_activation = routers[name].activation != "none"
-        if has_activation:
-            course[name] = couplings.capsule_activity(trace.activation)
-        layer = LayerDiagnosis(
-            name=name,
-            entropy=couplings.coupling_entropy(trace) if has_shares else None,
-            dynamics=couplings.coupling_dynamics(trace, labels) if has_shares else None,
-            tree=couplings.parse_tree(trace, labels, seed=seed) if has_shares else None,
-            parents=course.get(name),
-            starvation=starvation[name],
-            sign=signs[name] if has_activation else None,
-        )
-        layers.append(layer)
+        measures: dict[str, Any] = {"starvation": starvation[name]}
+        if routers[name].normalized:
+            measures["entropy"] = couplings.coupling_entropy(trace)
+            measures["dynamics"] = couplings.coupling_dynamics(trace, labels)
+            measures["tree"] = couplings.parse_tree(trace, labels, seed=seed)
+        if routers[name].activation != "none":
+            course[name] = measures["parents"] = couplings.capsule_activity(trace.activation)
+            measures["sign"] = signs[name]
+        layers.append(LayerDiagnosis(name=name, **measures))
 
     ablation, refused = _ablate(*inputs, seed)
     comparison = None
