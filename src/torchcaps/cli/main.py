@@ -89,7 +89,7 @@ def run_command(
             return 0
         with sigterm_as_exit(), context:
             command = parse(COMMANDS, arguments, DESCRIPTION)
-            with hinted(*command.keywords.values()):
+            with hinted(command.keywords.values()):
                 status = command()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -326,7 +326,7 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
         action = _add_argument(parser, key, flag, is_short)
         if flag.is_positional:
             usage.append(str(action.metavar))
-    parser.usage = " ".join([*usage, "[FLAGS]"])
+    parser.usage = f"{' '.join(usage)} [FLAGS]"
     parser.add_argument(*HELP, action="help", help="Print the common flags.")
     parser.add_argument(HELP_ALL, action="help", help="Print every flag.")
     return parser
@@ -420,7 +420,8 @@ def _list_commands(commands: Mapping[str, Command], description: str) -> str:
         lines.append(
             textwrap.fill(f"  {name:<11} {summary}", LINE_WIDTH, subsequent_indent=" " * 14)
         )
-    return "\n".join([*lines, "", "torchcaps COMMAND --help describes a command."])
+    lines.append("\ntorchcaps COMMAND --help describes a command.")
+    return "\n".join(lines)
 
 
 def find_values(flag: str, arguments: Sequence[str]) -> list[str]:
@@ -457,7 +458,7 @@ def import_modules(arguments: Sequence[str]) -> None:
 
 
 @contextmanager
-def hinted(*arguments: Any) -> Iterator[None]:
+def hinted(arguments: Iterable[Any]) -> Iterator[None]:
     """Where a name is unknown, name the modules that a run was started with and this command not.
 
     They are never imported by themselves: a file from elsewhere must not choose what code runs

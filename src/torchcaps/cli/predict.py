@@ -92,7 +92,7 @@ def predict(
             output=output,
             workers=workers,
         )
-    with hinted(run):
+    with hinted([run]):
         task = predictor.task
     if "classes" in task.capabilities and predictor.calibration is None:
         note(f"{run}: has no calibration.json, so there are activations, but no probabilities")

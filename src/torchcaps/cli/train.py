@@ -78,7 +78,7 @@ def train(
         resume = False
     folder, resume = ranks.broadcast((folder, resume))
     if has_folds:
-        with hinted(folder / "fold-1"):
+        with hinted([folder / "fold-1"]):
             _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
         folds = tc.reproduction.CrossValidation.read(folder)
         show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
@@ -102,7 +102,7 @@ def train(
         if config.data.folds is None:  # unreadable test images are an error before the training
             tc.training.sampling.load_images(config, "test")
 
-    with hinted(folder):
+    with hinted([folder]):
         # With the other settings that are given, a run that is resumed agrees already.
         _train(config, folder, resume, partial(tc.training.train, epochs=settings.get("epochs")))
     _evaluate(config, folder, control, resume, json)
@@ -195,7 +195,7 @@ def format_recipe(config: TrainConfig, title: str) -> str:
             options += [f"{key} = {json_text.dumps(option)}" for key, option in value.items()]
         elif value is not None and value != {}:
             lines.append(f"{name} = {json_text.dumps(value)}  # {origin}")
-    return "\n".join([*lines, *options])
+    return "\n".join(lines + options)
 
 
 def control_config(config: TrainConfig) -> TrainConfig:

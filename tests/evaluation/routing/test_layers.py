@@ -25,8 +25,8 @@ def test_all_images_are_recorded_whatever_the_batch_size(monkeypatch):
     monkeypatch.setattr("torchcaps.evaluation.routing.layers.ROUTED_BATCH", 2)
     in_parts = route_images(model, images).layers
     for name, trace in record.layers.items():
-        whole = [*trace[:4], *trace.extras.values()]
-        parts = [*in_parts[name][:4], *in_parts[name].extras.values()]
+        whole = trace[:4] + tuple(trace.extras.values())
+        parts = in_parts[name][:4] + tuple(in_parts[name].extras.values())
         for tensor, expected in zip(parts, whole, strict=True):
             assert torch.allclose(tensor, expected, atol=1e-4)
     votes = torch.einsum("ijdk,bik->bijd", model.layers[0].weight, images.squeeze(1))

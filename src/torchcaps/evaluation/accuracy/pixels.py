@@ -86,7 +86,7 @@ def pixel_counts(
     near_t = edge_p * _dilate(edge_t)
     near_p = edge_t * _dilate(edge_p)
     maps = (p * t, p, t, edge_p, edge_t, near_t, near_p)
-    return PixelCounts(*(x.flatten(2).sum(dim=2) for x in maps))
+    return PixelCounts._make(x.flatten(2).sum(dim=2) for x in maps)
 
 
 def mask_figures(
@@ -101,7 +101,7 @@ def mask_figures(
         right: `[n]` share of right pixels of each image.
         classes: names of the classes, the background first.
     """
-    total = PixelCounts(*(widen(count).sum(dim=0) for count in counts))
+    total = PixelCounts._make(widen(count).sum(dim=0) for count in counts)
     intersection, predicted, true, *_ = total
     appears = torch.maximum(predicted, true) > 0
     # Two boundaries that are both missing, as of masks that fill their images, agree.

@@ -151,7 +151,7 @@ def affine_sweep(
         ArgumentError: for arguments that do not fit, or no amount at all.
     """
     check_labeled(images, labels)
-    check_range("number of amounts", len([*rotation, *scale, *shear, *shift]), low=1)
+    check_range("number of amounts", sum(map(len, (rotation, scale, shear, shift))), low=1)
     activations = image_activations(model, images)
     check_labels(labels, activations.shape[1])
     curves = {

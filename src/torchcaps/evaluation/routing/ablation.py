@@ -6,6 +6,7 @@ The swap here is at test time only; a network trained without routing (a recipe 
 `routing = "uniform"`) is the harder comparison, and both belong beside every figure.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
@@ -210,8 +211,8 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
     last = max(router.num_iterations for router in routers.values())
     labels = labels.cpu()
     answers = []
-    entropy = dict[str, tuple[float, ...]]()
-    straight = dict[str, tuple[float, ...]]()
+    entropy: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
+    straight: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
     straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
@@ -220,16 +221,16 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
         for name, trace in routed.layers.items():
             straightness = trace.extras["straightness"]
             if routers[name].normalized:  # couplings of a child sum to one
-                entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
-                straight[name] = (*straight.get(name, ()), float(straightness.mean()))
+                entropy[name] += (coupling_entropy(trace).mean,)
+                straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:
             straight_by_class.append(_mean_of_class(straightness, labels))
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
         accuracy=tuple(proportion(answer == labels) for answer in answers),
         changed=tuple(proportion(answer != answers[0]) for answer in answers),
-        entropy=entropy,
-        straightness=straight,
+        entropy=dict(entropy),
+        straightness=dict(straight),
         class_straightness=tuple(straight_by_class),
     )
 

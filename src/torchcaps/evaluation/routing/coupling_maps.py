@@ -275,4 +275,4 @@ def _field_slide(field: Field) -> Slide | None:
     """Return how the windows of a routed layer slide; None for any other field."""
     if type(field) is not ConvField:
         return None
-    return Slide(*[(size, size) for size in (field.kernel, field.stride, field.padding)])
+    return Slide._make((size, size) for size in (field.kernel, field.stride, field.padding))

@@ -149,8 +149,7 @@ def diagnose(
     activation, traces = route_images(model, images)
     check_labels(labels, activation.shape[1])
     correct = activation.argmax(dim=1) == labels
-    inputs = (model, images, labels)
-    starvation = couplings.starvation(*inputs)
+    starvation = couplings.starvation(model, images, labels)
     signs = couplings.sign_test(model, images[:NUM_SIGN_IMAGES])
     routers = routers_of(model)
     first = next(iter(traces.values()))
@@ -167,7 +166,7 @@ def diagnose(
             measures["sign"] = signs[name]
         layers.append(LayerDiagnosis(name=name, **measures))
 
-    ablation, refused = _ablate(*inputs, seed)
+    ablation, refused = _ablate(model, images, labels, seed)
     comparison = None
     if baseline is not None:
         answers = right_answers(baseline, images, labels)
@@ -177,7 +176,7 @@ def diagnose(
         num_samples=len(images),
         parameters=parameter_count(model),
         layers=tuple(layers),
-        iterations=ablations.iteration_dynamics(*inputs),
+        iterations=ablations.iteration_dynamics(model, images, labels),
         ablation=ablation,
         refused=refused,
         children=course["children"],
