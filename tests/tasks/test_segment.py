@@ -132,9 +132,9 @@ def test_soft_dice_takes_probabilities():
     assert perfect.item() == pytest.approx(0, abs=1e-6)
 
 
-def neighborhood(masks, n, y, x):
+def neighborhood(masks, n, y, x, reach=1):
     """The pixels of a mask around one, of which there are fewer at its border."""
-    return masks[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2]
+    return masks[n, max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1]
 
 
 def edges(masks):
@@ -147,15 +147,15 @@ def edges(masks):
 
 def share_near(masks, targets):
     """Share of the pixels of the masks with a pixel of the targets in their neighborhood."""
-    return np.mean([neighborhood(targets, *place).any() for place in np.argwhere(masks)])
+    return np.mean([neighborhood(targets, *place, reach=2).any() for place in np.argwhere(masks)])
 
 
 def test_figures_by_loops():
     random = np.random.default_rng(2)
     true = random.integers(0, 3, (3, 7, 8))
     predicted = random.integers(0, 3, (3, 7, 8))
-    counts = pixel_counts(torch.from_numpy(predicted), torch.from_numpy(true), 4, tolerance=1)
-    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "absent"), tolerance=1)
+    counts = pixel_counts(torch.from_numpy(predicted), torch.from_numpy(true), 4)
+    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "absent"))
     for k, name in ((1, "a"), (2, "b")):
         p = predicted == k
         t = true == k
