@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.dataset import Dataset, check_count, check_labels, numbered
+from torchcaps.data.entries import in_split
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
 from torchcaps.data.reading import check_memory, open_file
-from torchcaps.data.splits import default_split
 from torchcaps.errors import DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.
@@ -56,7 +56,7 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
     with open_arrays(path) as arrays:
         names = _array_names(arrays, request.split)
         has_no_splits = names in ARRAY_NAMES
-        if request.split == "val" and (names is None or has_no_splits):
+        if request.split == "val" and names is None:
             raise MissingSplitError(f"{path}: no images and labels of the 'val' split in it")
         training_names = _array_names(arrays, "train")
         if names is None:
@@ -70,10 +70,10 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         training_labels = arrays[training_names[1]] if training_names else labels
         indices, classes = _index_labels(path, labels, training_labels, arrays.get("classes"))
         pixels = array_images(str(path), images)
-    if has_no_splits and request.classes is None:
-        in_split = default_split(str(path), indices, request.split)
-        pixels = pixels[in_split]
-        indices = indices[in_split]
+    if has_no_splits:
+        rows = in_split(str(path), indices, request)
+        pixels = pixels[rows]
+        indices = indices[rows]
     return Dataset(pixels, {"label": indices}, classes, path.stem)
 
 

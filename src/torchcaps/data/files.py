@@ -22,10 +22,9 @@ from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from torchcaps.data.dataset import Dataset, select_rows
+from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import ImageSource, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
-from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
 MAX_WORKERS = 8  # that a machine of many cores gets by default

@@ -37,6 +37,7 @@ SIGNATURE = re.compile(
     re.DOTALL,
 )
 SIGNATURE_BYTES = 16
+ORIENTATION = 0x0112  # EXIF tag; 5 to 8 exchange height and width
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
 ImageSource = str | Path | bytes | Image.Image
@@ -92,6 +93,18 @@ def is_gray(source: ImageSource, name: str | None = None) -> bool:
     """
     with opened(source, name) as image:
         return _is_gray(image)
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """(height, width) of an image file as it is decoded, read from its header.
+
+    Raises:
+        DataError: absent or unreadable.
+    """
+    with opened(path) as image:
+        width, height = image.size
+        is_turned = image.getexif().get(ORIENTATION, 1) > 4
+    return (width, height) if is_turned else (height, width)
 
 
 def is_image_name(name: str) -> bool:

@@ -17,11 +17,10 @@ from torch import Tensor
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.arrays import open_arrays
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import row_split
+from torchcaps.data.entries import in_split, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import csv_rows
-from torchcaps.data.splits import default_split
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS
@@ -182,9 +181,9 @@ def read_points(path: str | Path, request: ReadRequest) -> Dataset:
             f"{path}: no points of the {split!r} split among {', '.join(arrays)}"
         )
     points = standardized_points(str(path), arrays[name])
-    if name == "points" and request.classes is None:
+    if name == "points":
         labels = torch.zeros(len(points), dtype=torch.int64)
-        points = points[default_split(str(path), labels, split)]
+        points = points[in_split(str(path), labels, request)]
     return point_set(points, path.stem)
 
 

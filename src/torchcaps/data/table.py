@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -12,30 +11,20 @@ from typing import NamedTuple
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import Entry, check_tree, find_group, read_entries, row_split
-from torchcaps.data.mask_files import read_mask_table
-from torchcaps.data.notes import damage_notes
+from torchcaps.data.entries import (
+    Entry,
+    check_tree,
+    damage_notes,
+    find_group,
+    read_entries,
+    row_split,
+)
+from torchcaps.data.masks import read_mask_table
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
 
 FLAT_COLUMNS = ("file", "label")
 TREE_COLUMNS = ("image", "coarse", "fine")
-
-
-class TableColumns(NamedTuple):
-    """The columns of a table that are read.
-
-    Attributes:
-        file: column of the image file.
-        labels: columns of labels: one; the levels of a tree, coarse to fine; or several classes.
-        is_tree: whether the labels of a row are the levels of a tree.
-        group: column of the object that an image shows.
-    """
-
-    file: str
-    labels: tuple[str, ...]
-    is_tree: bool = False
-    group: str | None = None
 
 
 def read_table(path: str | Path, request: ReadRequest) -> Dataset:
@@ -75,9 +64,16 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
         if {"image", "mask"} <= set(header) and is_plain:
             return read_mask_table(path, rows, request)
         columns = _columns(path, header, options)
-        entries, missing = _entries(path, rows, columns, options)
-    num_rows = len(entries) + len(missing)
-    notes = damage_notes(path.stem, missing, num_rows, options.skip_damaged)
+        entries = []
+        missing = {}
+        for row in rows:
+            line = f"{path} line {rows.line_num}"
+            entry = _read_row(line, path.parent, row, columns, options)
+            entries.append(entry)
+            if not os.path.isfile(entry.file):
+                missing[entry.file] = f"{line}: no such file {entry.file}"
+    notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
+    entries = [entry for entry in entries if entry.file not in missing]
     if options.label_separator and all(len(entry.labels) == 1 for entry in entries):
         raise DataError(
             f"{path}: expected {options.label_separator!r}, the label_separator "
@@ -97,19 +93,33 @@ register_format(
 )
 
 
+class TableColumns(NamedTuple):
+    """The columns of a table that are read.
+
+    Attributes:
+        file: column of the image file.
+        labels: columns of labels: one; the levels of a tree, coarse to fine; or several classes.
+        is_tree: whether the labels of a row are the levels of a tree.
+    """
+
+    file: str
+    labels: tuple[str, ...]
+    is_tree: bool
+
+
 def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableColumns:
     """The columns that are read of a table with this header."""
     labels = tuple(name.strip() for name in (options.label_column or "").split(",") if name)
-    is_tree = not (labels or options.label_separator or "label" in header)
-    is_tree = is_tree and not set(TREE_COLUMNS).isdisjoint(header)
-    file = "image" if labels and "image" in header and "file" not in header else FLAT_COLUMNS[0]
-    labels = labels or FLAT_COLUMNS[1:]
-    expected: Sequence[str] = (file, *labels)
+    has_levels = not set(TREE_COLUMNS).isdisjoint(header)
+    is_tree = has_levels and not (labels or options.label_separator or "label" in header)
+    file = "image" if is_tree or (labels and "file" not in header) else "file"
+    expected = TREE_COLUMNS if is_tree else (file, *(labels or FLAT_COLUMNS[1:]))
     if is_tree:
-        file, expected = "image", TREE_COLUMNS
         labels = tuple(c for c in header if c not in (file, "split", options.group_column))
-    group = [options.group_column] if options.group_column else []
-    missing = [column for column in (file, *labels, *group) if column not in header]
+    labels = labels or FLAT_COLUMNS[1:]
+    needed = [file, options.group_column or file]
+    needed += labels
+    missing = [column for column in needed if column not in header]
     if missing or (is_tree and len(labels) < 2):
         raise DataError(
             f"{path}: no column {missing[0] if missing else 'of labels'!r}; expected "
@@ -117,62 +127,35 @@ def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableCo
             f"(--group-column) name, and optionally split, "
             f"got {','.join(header) or 'an empty file'}"
         )
-    return TableColumns(file, labels, is_tree, options.group_column)
+    return TableColumns(file, labels, is_tree)
 
 
-def _entries(
-    path: Path,
-    rows: csv.DictReader[str],
+def _read_row(
+    line: str,
+    folder: Path,
+    row: Mapping[str, str | None],
     columns: TableColumns,
     options: ReadOptions,
-) -> tuple[list[Entry], dict[str, str]]:
-    """The images of a table, and by file what is wrong with those that do not exist."""
-    entries = []
-    missing = {}
-    for row in rows:
-        line = f"{path} line {rows.line_num}"
-        file = (row[columns.file] or "").strip()
-        labels = _row_labels(line, row, file, columns, options.label_separator)
-        group = find_group(options.group_pattern, file)
-        if columns.group is not None:
-            group = (row[columns.group] or "").strip()
-            if not group:
-                raise DataError(f"{line}: expected a {columns.group!r}, which names a group")
-        image_path = os.path.join(path.parent, file)
-        if not os.path.isfile(image_path):
-            missing[image_path] = f"{line}: no such file {image_path}"
-            continue
-        entries.append(Entry(image_path, labels, row_split(line, row), group))
-    return entries, missing
-
-
-def _row_labels(
-    line: str,
-    row: Mapping[str, str | None],
-    file: str,
-    columns: TableColumns,
-    separator: str | None,
-) -> tuple[str, ...]:
-    """The classes of a row: one, unless the table has several classes for each image."""
+) -> Entry:
+    """The image of a row; `line` names it in errors, and files are relative to `folder`."""
+    file = (row[columns.file] or "").strip()
     labels = [(row[column] or "").strip() for column in columns.labels]
-    is_labeled = bool(labels[-1]) if columns.is_tree else any(labels)
-    if not file or not is_labeled:
-        raise DataError(f"{line}: expected a file and a label, got {file!r} and {labels[-1]!r}")
     if columns.is_tree:
-        if not all(labels):
-            empty = columns.labels[labels.index("")]
-            raise DataError(f"{line}: label {labels[-1]!r} has no parent; {empty!r} is empty")
-        if any(SEPARATOR in label for label in labels):
+        if not all(labels) or any(SEPARATOR in label for label in labels):
             raise DataError(
-                f"{line}: expected labels without {SEPARATOR!r}, which separates the levels, "
-                f"got {labels}"
+                f"{line}: expected a label without {SEPARATOR!r}, which separates the levels, in "
+                f"each of {', '.join(columns.labels)}, got {labels}"
             )
-        return (SEPARATOR.join(labels),)
-    if separator:
-        labels = [label.strip() for label in separator.join(labels).split(separator)]
+        labels = [SEPARATOR.join(labels)]
+    elif options.label_separator:
+        joined = options.label_separator.join(labels)
+        labels = [label.strip() for label in joined.split(options.label_separator)]
     labels = list(filter(None, labels))  # an image may have fewer than others
-    if not labels:
-        raise DataError(f"{line}: expected a label, got {separator!r} alone")
-    if len(set(labels)) < len(labels):
-        raise DataError(f"{line}: expected different labels of an image, got {', '.join(labels)}")
-    return tuple(labels)
+    if not file or len(set(labels)) < max(len(labels), 1):
+        raise DataError(f"{line}: expected a file and different labels, got {file!r} and {labels}")
+    group = find_group(options.group_pattern, file)
+    if options.group_column is not None:
+        group = (row[options.group_column] or "").strip()
+        if not group:
+            raise DataError(f"{line}: expected a {options.group_column!r}, which names a group")
+    return Entry(os.path.join(folder, file), tuple(labels), row_split(line, row), group)

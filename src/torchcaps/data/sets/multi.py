@@ -18,13 +18,12 @@ from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.dataset import Dataset, Maker, select_rows
+from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.masks import masked_set
 from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.data.sets.fashion_mnist import INFO as FASHION
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
-from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 

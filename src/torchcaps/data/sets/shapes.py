@@ -9,8 +9,7 @@ from PIL import Image
 
 from torchcaps.data._registry import DatasetInfo, FetchProgress, ReadRequest, register_dataset
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.mask_files import read_masks
-from torchcaps.data.masks import masked_set, write_mask
+from torchcaps.data.masks import masked_set, read_masks, write_mask
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.errors import check_range
 

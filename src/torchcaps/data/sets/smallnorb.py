@@ -8,7 +8,6 @@ Files are binary matrices, little-endian: a magic number that names the type, th
 the sizes (three at least, unused ones are 1), then the numbers row after row.
 """
 
-import math
 import struct
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from torchcaps.data._registry import (
     register_format,
 )
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.reading import open_file, plain_or_packed, read_rest
+from torchcaps.data.reading import open_file, plain_or_packed, to_array
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import ArgumentError, DataError, check_known
 
@@ -92,21 +91,16 @@ def read_matrix(path: str | Path) -> np.ndarray:
     Raises:
         DataError: absent, of another format, packed, truncated, or longer than its header says.
     """
-    with open_file(path) as file:
-        header = file.read(8)
-        magic, num_axes = struct.unpack("<Ii", header.ljust(8, b"\0"))
-        if len(header) == 8 and magic not in DTYPES:
-            expected = "expected the magic number of a binary matrix that is not packed"
-            raise DataError(f"{path}: {expected}, got 0x{magic:08X}")
-        num_sizes = max(num_axes, 3)
-        sizes = file.read(4 * num_sizes) if 1 <= num_axes <= 8 else b""
-        is_whole = len(sizes) == 4 * num_sizes
-        shape = struct.unpack_from(f"<{num_axes}i", sizes) if is_whole else (0,)
-        if min(shape) < 1:
-            raise DataError(f"{path}: truncated or damaged header of a binary matrix")
-        dtype = DTYPES[magic]
-        numbers = read_rest(path, file, math.prod(shape) * dtype.itemsize, str(list(shape)))
-    return np.frombuffer(numbers, dtype).reshape(shape)
+    with open_file(path, "truncated or no binary matrix") as file:
+        contents = file.read()
+        magic, num_axes = struct.unpack_from("<Ii", contents)
+        if magic not in DTYPES or not 1 <= num_axes <= 8:
+            raise DataError(
+                f"{path}: expected the magic number of a binary matrix that is not packed, "
+                f"got 0x{magic:08X} and {num_axes} axes"
+            )
+        shape = struct.unpack_from(f"<{num_axes}i", contents, 8)
+        return to_array(path, contents, 8 + 4 * max(num_axes, 3), shape, DTYPES[magic])
 
 
 def matrix_bytes(array: np.ndarray) -> bytes:
