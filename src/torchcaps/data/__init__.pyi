@@ -15,16 +15,7 @@ from torchcaps.data.augment import (
     refuse_augmentations as refuse_augmentations,
     register_augmentation as register_augmentation,
 )
-from torchcaps.data.augment.intensity import (
-    color_jitter as color_jitter,
-    random_morphology as random_morphology,
-)
-from torchcaps.data.augment.spatial import (
-    affine as affine,
-    random_erasing as random_erasing,
-    random_horizontal_flip as random_horizontal_flip,
-    shift as shift,
-)
+from torchcaps.data.augment.spatial import affine as affine
 from torchcaps.data.classes import (
     LabelTree as LabelTree,
     label_tree as label_tree,
@@ -40,7 +31,7 @@ from torchcaps.data.load import default_cache_dir as default_cache_dir, load_dat
 from torchcaps.data.masks import masked_set as masked_set, read_masks as read_masks
 from torchcaps.data.mat import read_mat as read_mat
 from torchcaps.data.pixels import center_crop as center_crop, random_crop as random_crop
-from torchcaps.data.points import point_set as point_set, read_points as read_points
+from torchcaps.data.points import point_set as point_set
 from torchcaps.data.preprocess import Preprocess as Preprocess
 from torchcaps.data.sets.affnist import read_affnist as read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar as read_cifar
@@ -61,7 +52,6 @@ from torchcaps.data.sources import (
     Archive as Archive,
     FileCheck as FileCheck,
     Mirror as Mirror,
-    NpmPackage as NpmPackage,
     Rendering as Rendering,
     fetch_dataset as fetch_dataset,
     verify_dataset as verify_dataset,

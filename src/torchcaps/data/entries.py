@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
-from torchcaps.data.classes import SEPARATOR, unknown_classes
+from torchcaps.data.classes import unknown_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
@@ -185,7 +185,9 @@ def read_entries(
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
         target = request.options.group_column or GROUP
         columns[target] = groups
-        group_notes = [f"{name}: {len(numbers):,} groups by {target!r}, each on one side of a split"]
+        group_notes = [
+            f"{name}: {len(numbers):,} groups by {target!r}, each on one side of a split"
+        ]
     splits = [entry.split for entry in entries]
     indices = in_split(name, labels, request, splits, groups)
     part = f"{len(indices):,} of them in the {request.split} split"
@@ -358,28 +360,3 @@ def damage_notes(
         f"{name}: {share} cannot be read; repair or delete them, or leave such files out with "
         f"skip_damaged (--skip-damaged): {listed}"
     )
-
-
-def check_tree(source: object, entries: Sequence[Entry]) -> None:
-    """Check that all labels have one depth and that each has one parent.
-
-    Raises:
-        DataError: they have not; the message begins with `source`.
-    """
-    parents: dict[tuple[int, str], str] = {}
-    for entry in entries:
-        label, first = entry.labels[0], entries[0].labels[0]
-        if label.count(SEPARATOR) != first.count(SEPARATOR):
-            raise DataError(
-                f"{source}: expected every image at one depth, "
-                f"got {entries[0].file} in {first!r} and {entry.file} in {label!r}"
-            )
-        path = label.split(SEPARATOR)
-        for depth, name in enumerate(path):
-            parent = SEPARATOR.join(path[:depth])
-            first_parent = parents.setdefault((depth, name), parent)
-            if first_parent != parent:
-                raise DataError(
-                    f"{source}: label {name!r} has two parents, {first_parent!r} and {parent!r}; "
-                    "a label needs one, so give the two different names"
-                )

@@ -88,6 +88,16 @@ class EncodedImages:
             pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
         return pixels
 
+    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
+        """Pixels for a `DataLoader`, and an error in words: it would come with its traceback.
+
+        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
+        """
+        try:
+            return self[torch.tensor(indices, dtype=torch.int64)].decode().numpy(), ""
+        except DataError as error:
+            return None, str(error)
+
     def fingerprint(self) -> UInt8[Tensor, " 32"]:
         """A digest that differs where the files do, without reading all of them.
 
@@ -160,10 +170,15 @@ class DiskDataset(Dataset):
         shard: Callable[[int], slice] = slice,
     ) -> Iterator[Batch]:
         # No more than a few are in memory at a time. Images outside of the shard are black.
-        parts = [indices[shard(len(indices))] for indices in index_batches]
-        for indices, rows in zip(index_batches, _decode_batches(self, parts), strict=True):
-            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
-            pixels[shard(len(indices))] = rows
+        parts = [indices[shard(len(indices))].tolist() for indices in index_batches]
+        workers = default_workers() if self.workers is None else self.workers
+        workers = min(workers, max(0, len(parts) - 1))
+        decoded = decode_batches(cast(Any, self.inputs), parts, workers, self.name)
+        for indices, (rows, problem) in zip(index_batches, decoded, strict=True):
+            if problem:
+                raise DataError(problem)
+            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=self.inputs.dtype)
+            pixels[shard(len(indices))] = torch.from_numpy(rows)
             yield Batch(to_float(pixels), select_rows(targets, indices), indices)
 
 
@@ -172,18 +187,6 @@ def identities(images: Dataset) -> dict[str, Tensor]:
     inputs: Any = images.inputs
     content = inputs.fingerprint() if isinstance(inputs, EncodedImages) else inputs.cpu()
     return {"inputs": content} | {name: rows.cpu() for name, rows in images.targets.items()}
-
-
-def _decode_batches(images: DiskDataset, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
-    workers = default_workers() if images.workers is None else images.workers
-    indices = [indices.tolist() for indices in batches]
-    dataset = _DecodedBatches(images.inputs)
-    workers = min(workers, max(0, len(batches) - 1))
-    for pixels, problem in decode_batches(dataset, indices, workers, images.name):
-        if problem:
-            raise DataError(problem)
-        yield torch.from_numpy(pixels)
 
 
 def decode_batches(
@@ -227,24 +230,6 @@ def default_workers(num_ranks: int = 1) -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
-
-
-class _DecodedBatches(TorchDataset[Any]):
-    """What a `DataLoader` reads from; an index is a list, the images of a batch."""
-
-    def __init__(self, images: EncodedImages) -> None:
-        self.images = images
-
-    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
-        """Pixels, and an error in words: an exception would come back with its traceback.
-
-        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
-        """
-        try:
-            images = self.images[torch.tensor(indices, dtype=torch.int64)]
-            return images.decode().numpy(), ""
-        except DataError as error:
-            return None, str(error)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -18,7 +18,7 @@ from torchcaps.data._registry import OPTIONS, SPLITS_WITH_VAL, Format, ReadReque
 from torchcaps.data.archives import ARCHIVES, archive_members, read_member
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, find_group, read_entries
+from torchcaps.data.entries import SPLIT_NAMES, Entry, find_group, read_entries
 from torchcaps.data.images import (
     SIGNATURE,
     SIGNATURE_BYTES,
@@ -46,7 +46,6 @@ class Scan:
     Attributes:
         path: of the folder or archive.
         images: the image files, and how they are opened: a path, or a location in an archive.
-        folders: the visible folders below a folder.
         labels: endings and texts of the .cls and .json files in an archive, by key.
         contents: the images of a compressed archive, by location.
         omissions: what is left out, by the reason in one or two words ("broken link").
@@ -55,7 +54,6 @@ class Scan:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.images: dict[Parts, str] = {}
-        self.folders: list[Parts] = []
         self.labels: dict[str, tuple[str, bytes]] = {}
         self.contents: dict[str, bytes] = {}
         self.omissions: dict[str, list[str]] = defaultdict(list)
@@ -71,20 +69,24 @@ class Scan:
             identity = (status.st_dev, status.st_ino)
             if identity in above:
                 raise DataError(f"{folder}: a link to a folder above it, which would never end")
-            for item in sorted(os.scandir(folder), key=lambda item: natural_key(item.name)):
+            items = sorted(os.scandir(folder), key=lambda item: natural_key(item.name))
+            if not items:
+                self.omissions["empty folder"].append(SEPARATOR.join(parts))
+            for item in items:
                 inner = (*parts, item.name)
                 if item.name.startswith("."):
                     continue
                 if item.is_dir():
                     if not item.name.startswith("__"):
-                        self.folders.append(inner)
                         self._add_folder(folder / item.name, inner, above | {identity})
                 elif item.is_file() and is_image_file(item.path):
                     self.images[inner] = item.path
                 else:
                     reason = "non-image file" if item.is_file() else "special file"
                     is_there = os.path.exists(item.path)
-                    self.omissions[reason if is_there else "broken link"].append(SEPARATOR.join(inner))
+                    self.omissions[reason if is_there else "broken link"].append(
+                        SEPARATOR.join(inner)
+                    )
 
     def _add_archive(self) -> None:
         for member in archive_members(self.path):
@@ -122,7 +124,7 @@ def read_folder(path: str | Path, request: ReadRequest) -> Dataset:
     The folder or archive names the set. A folder that holds images is a class, with all images
     beneath it at any depth. Folders that hold only folders, all of one depth, make a label tree:
     the images of `root/clothing/tops/shirt/` are of the class "clothing/tops/shirt"; see
-    `label_tree`. Folders that wrap all of an archive are skipped.
+    `label_tree`. Folders that wrap all of the images are skipped.
 
     Classes and files come in natural order ("2" before "10"). Files without an ending are images if
     they begin as such. Hidden files are skipped; what else is left out is in the notes of the set.
@@ -143,9 +145,8 @@ def read_folder(path: str | Path, request: ReadRequest) -> Dataset:
         The images of the split that is requested.
 
     Raises:
-        DataError: no class folders, one class only, an empty class, class folders at several depths
-            or of one name with two parents, an image of a shard without a label, a damaged archive,
-            an unreadable image, or mixed sizes.
+        DataError: no class folders, one class only, class folders at several depths, an image of a
+            shard without a label, a damaged archive, an unreadable image, or mixed sizes.
     """
     path = Path(path)
     is_folder = path.is_dir()
@@ -179,16 +180,18 @@ def _shards_in(folder: Path) -> list[Path]:
 
 def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:
     """The images of class folders with their classes, splits and groups; others are omitted."""
-    root = scan.path
-    if root.is_file():
-        _unwrap(scan)
-    splits = _find_splits(scan)
+    # Folders that wrap all images are skipped.
+    while len({image[0] for image in scan.images}) == 1 and min(map(len, scan.images)) > 2:
+        scan.images = {image[1:]: file for image, file in scan.images.items()}
+    splits = _name_splits({image[0] for image in scan.images if len(image) > 2})
     start = 1 if splits else 0
     with_images = {image[:-1] for image in scan.images}
     entries = []
     for image, file in scan.images.items():
         path = SEPARATOR.join(image)
-        class_folder = _class_folder(image[:-1], with_images, start)
+        # The topmost folder with images on the way to the file is its class.
+        folders = (image[:end] for end in range(start + 1, len(image)))
+        class_folder = next((folder for folder in folders if folder in with_images), ())
         if splits and image[0] not in splits:
             scan.omissions["unused file"].append(path)
         elif not class_folder:
@@ -197,76 +200,34 @@ def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:
             label = SEPARATOR.join(class_folder[start:])
             group = find_group(request.options.group_pattern, path)
             entries.append(Entry(file, (label,), splits.get(image[0]), group))
-    above = {image[:end] for image in scan.images for end in range(len(image))}
-    for folder in scan.folders:
-        is_used = not splits or folder[0] in splits
-        if is_used and folder not in above and not _class_folder(folder, with_images, start):
-            raise DataError(
-                f"{root.joinpath(*folder)}: class {folder[-1]!r} is empty; "
-                f"expected images ({', '.join(sorted(SUFFIXES))})"
-            )
     if not entries:
         raise DataError(
-            f"{root}: no class folders in it; expected {root.name}/<class>/<image>, or train/ and "
-            "test/ with such, or the path of a .csv"
+            f"{scan.path}: no class folders with images ({', '.join(sorted(SUFFIXES))}) in it; "
+            "expected <class>/<image>, or train/ and test/ with such, or the path of a .csv"
         )
-    check_tree(root, entries)
+    first = entries[0]
+    for entry in entries:
+        if entry.labels[0].count(SEPARATOR) != first.labels[0].count(SEPARATOR):
+            raise DataError(
+                f"{scan.path}: expected every image at one depth, got {first.file} in "
+                f"{first.labels[0]!r} and {entry.file} in {entry.labels[0]!r}"
+            )
     return entries
 
 
-def _unwrap(scan: Scan) -> None:
-    """Leave out the folders that wrap all images of an archive."""
-    while (
-        len({image[0] for image in scan.images}) == 1
-        and min(map(len, scan.images)) > 2
-        and next(iter(scan.images))[0].lower() not in SPLIT_NAMES
-    ):
-        scan.images = {image[1:]: file for image, file in scan.images.items()}
-
-
-def _find_splits(scan: Scan) -> dict[str, str]:
-    """The split of each top folder that is named after one.
-
-    A folder with images of its own may be a class called "train": it is no split unless train/ and
-    test/ are both there.
-    """
-    tops = sorted({image[0] for image in scan.images if len(image) > 2}, key=natural_key)
-    if not {"train", "test"} <= {SPLIT_NAMES.get(top.lower()) for top in tops}:
-        classes = {image[0] for image in scan.images if len(image) == 2}
-        tops = [top for top in tops if top not in classes]
-    return _top_splits(scan.path, tops)
-
-
-def _class_folder(folder: Parts, with_images: set[Parts], start: int) -> Parts:
-    """The topmost folder with images on the way to a folder, below the first `start` names."""
-    paths = (folder[:end] for end in range(start + 1, len(folder) + 1))
-    return next((path for path in paths if path in with_images), ())
-
-
-def _top_splits(root: Path, names: Iterable[str]) -> dict[str, str]:
-    """The split of each folder that is named after one; empty where there are no splits.
+def _name_splits(names: Iterable[str]) -> dict[str, str]:
+    """The split of each folder that is named after one; empty unless there are two splits or more.
 
     Where val/ is beside train/ alone, it is the test split.
-
-    Args:
-        root: the folder that holds them, for errors.
-        names: of folders that could be splits.
-
-    Raises:
-        DataError: only one of train/ and test/ is there.
     """
-    splits = {name: SPLIT_NAMES[name.lower()] for name in names if name.lower() in SPLIT_NAMES}
+    splits = {}
+    for name in sorted(names, key=natural_key):
+        if name.lower() in SPLIT_NAMES:
+            splits[name] = SPLIT_NAMES[name.lower()]
     present = set(splits.values())
     if present == {"train", "val"}:
         return {name: "train" if split == "train" else "test" for name, split in splits.items()}
-    if present and not {"train", "test"} <= present:
-        folder = next(iter(splits))
-        missing = "train" if "train" not in present else "test"
-        raise DataError(
-            f"{root}: {folder}/ has no {missing}/ beside it; "
-            f"add it, or give {root / folder} to split that"
-        )
-    return splits
+    return splits if {"train", "test"} <= present else {}
 
 
 def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Path, str | None]]:
@@ -275,13 +236,9 @@ def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Pat
     Args:
         root: the folder.
         holds: whether a folder holds images; train/ and test/ without are no splits.
-
-    Raises:
-        DataError: only one of the two is there.
     """
     with read_errors(root):
-        names = [path.name for path in root.iterdir() if path.is_dir() and holds(path)]
-    splits = _top_splits(root, sorted(names, key=natural_key))
+        splits = _name_splits(path.name for path in root.iterdir() if path.is_dir() and holds(path))
     return [(root / name, split) for name, split in splits.items()] or [(root, None)]
 
 

@@ -19,6 +19,7 @@ from torchcaps.isolated import IsolatedError, call_isolated
 BASE = 512 << 20  # bytes that Python with scipy takes by itself
 TIMEOUT = 300.0  # seconds
 
+
 def read_mat(path: str | Path) -> dict[str, Any]:
     """The variables of a MATLAB level-5 file, compressed or not, of either byte order, by name.
 

@@ -11,7 +11,8 @@ import io
 import lzma
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ from torchcaps.errors import DataError, TorchcapsError, check_regular
 
 FLOOR = 256 << 20  # bytes of memory that any file may take
 RATIO = 32  # and times its size on disk, where that is more
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -149,6 +151,31 @@ def to_array(
             f"{expected:,} bytes, got {len(contents):,}"
         )
     return np.frombuffer(contents, dtype, offset=start).reshape(shape).copy()
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an `.npz`, each read when it is asked for, or of an `.npy` and its labels."""
+    is_npz = path.suffix.lower() != ".npy"
+    problem = f"cannot be read as an {'.npz' if is_npz else '.npy'} of plain arrays"
+    with open_file(path, problem) as file:
+        if is_npz:
+            with np.load(file) as arrays:
+                members = arrays.zip.infolist()
+                # numpy writes no other method, and some grow without a bound.
+                if any(member.compress_type not in METHODS for member in members):
+                    raise ValueError("compressed by a method that is not read here")
+                check_memory(path, sum(member.file_size for member in members))
+                yield arrays
+            return
+        labels = path.with_name(f"{path.stem}_labels.npy")
+        if not labels.exists():
+            raise DataError(
+                f"{path}: expected its labels in {labels.name} beside it, which is not there"
+            )
+        images = np.load(file)
+        with open_file(labels, problem) as labels_file:
+            yield {"images": images, "labels": np.load(labels_file)}
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import (
     Entry,
-    check_tree,
     damage_notes,
     find_group,
     read_entries,
@@ -74,13 +73,6 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
                 missing[entry.file] = f"{line}: no such file {entry.file}"
     notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
     entries = [entry for entry in entries if entry.file not in missing]
-    if options.label_separator and all(len(entry.labels) == 1 for entry in entries):
-        raise DataError(
-            f"{path}: expected {options.label_separator!r}, the label_separator "
-            f"(--label-separator), between labels in {', '.join(columns.labels)}, and it is in none"
-        )
-    if columns.is_tree:
-        check_tree(path, entries)
     return read_entries(path.stem, entries, request, notes=notes)
 
 

@@ -32,27 +32,12 @@ class ShiftSettings:
     )
 
 
-def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image by whole pixels; zeros come in.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        max_shift: largest move in pixels, either way along each axis.
-        generator: draws both moves of each image uniformly.
-
-    Returns:
-        The moved images, with zeros where nothing was.
-    """
-    check_shape("images", images, AXES)
-    check_range("max_shift", max_shift, low=0)
-    # A window of the old size, at a random place of the image with a margin of zeros.
-    padded = F.pad(images, (max_shift,) * 4)
-    return random_windows(padded, images.shape[2:], generator)
-
-
 @register_augmentation("shift", ShiftSettings, moves=MOVED, order=10)
-def _apply_shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
-    return shift(images, settings.shift or 0, generator=generator)
+def shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
+    """Move each image by whole pixels, uniformly along each axis; zeros come in."""
+    # A window of the old size, at a random place of the image with a margin of zeros.
+    padded = F.pad(images, (settings.shift or 0,) * 4)
+    return random_windows(padded, images.shape[2:], generator)
 
 
 @dataclass(frozen=True)
@@ -62,30 +47,12 @@ class FlipSettings:
     flip: bool = setting(False, "mirror half of the images")
 
 
-def random_horizontal_flip(
-    images: Images, probability: float = 0.5, *, generator: Generator
-) -> Images:
-    """Mirror images left to right.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        probability: share of the images that are mirrored, in [0, 1].
-        generator: draws which images are mirrored.
-
-    Returns:
-        The images, some of them mirrored.
-    """
-    check_shape("images", images, AXES)
-    check_range("probability", probability, low=0, high=1)
+@register_augmentation("flip", FlipSettings, moves=MOVED, order=20)
+def flip(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
+    """Mirror half of the images left to right."""
     # A number in [0, 1) for each image, on its device.
     numbers = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
-    is_mirrored = numbers < probability
-    return torch.where(is_mirrored, images.flip(-1), images)
-
-
-@register_augmentation("flip", FlipSettings, moves=MOVED, order=20)
-def _apply_flip(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
-    return random_horizontal_flip(images, generator=generator)
+    return torch.where(numbers < 0.5, images.flip(-1), images)
 
 
 @dataclass(frozen=True)
@@ -210,19 +177,12 @@ class EraseSettings:
     )
 
 
-def random_erasing(images: Images, side: int, *, generator: Generator) -> Images:
-    """Set a square of each image to zero.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        side: pixels along a side of the square, 0 for none.
-        generator: draws the place of each square uniformly.
-
-    Returns:
-        The changed images, a copy.
-    """
-    check_shape("images", images, AXES)
-    check_range("side", side, low=0, high=min(images.shape[2:]))
+# The crop has order 60: a square that is erased after it lies in what the model sees.
+@register_augmentation("erase", EraseSettings, moves=MOVED, order=70)
+def erase(images: Images, settings: EraseSettings, generator: Generator) -> Images:
+    """Set a square at a uniformly random place of each image to zero, in a copy."""
+    side = settings.erase
+    check_range("erase", side, low=0, high=min(images.shape[2:]))
     is_erased = []
     for length in images.shape[2:]:  # whether a pixel of the axis is in the square, [batch, length]
         start = random_offsets(len(images), length, side, generator)
@@ -232,12 +192,6 @@ def random_erasing(images: Images, side: int, *, generator: Generator) -> Images
         is_erased.append((from_start >= 0) & (from_start < side))
     rows, columns = is_erased
     return images.masked_fill((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1), 0)
-
-
-# The crop has order 60: a square that is erased after it lies in what the model sees.
-@register_augmentation("erase", EraseSettings, moves=MOVED, order=70)
-def _apply_erase(images: Images, settings: EraseSettings, generator: Generator) -> Images:
-    return random_erasing(images, settings.erase, generator=generator)
 
 
 def uniform(

@@ -144,7 +144,7 @@ INFO = DatasetInfo(
     test=COUNTS["test"],
     license="Apache-2.0, rendered by this package",
     source="torchcaps.data.render_shapes",
-    sources=(Rendering(write_shapes, "rendering"),),
+    sources=(Rendering(write_shapes),),
     sha256={TABLE: None},  # rounding differs between processors, so that no digest holds everywhere
 )
 

@@ -45,7 +45,7 @@ STEMS = {
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
 ANY = "*norb"
-EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None), "each": slice(None)}
+EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
 CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e"  # of both splits
 # Codes of the familiar views: azimuths of 300° to 40°, in tens of degrees; elevations of 30° to
 # 40°. A third of all views is familiar.
@@ -146,8 +146,7 @@ def read_norb(
             `-testing-`.
         split: "train" or "test".
         eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one
-            channel; "each" every photograph by itself, left and right of a scene next to each
-            other, with the target "eye".
+            channel.
         halve: make photographs of 96 × 96, and no others, 48 × 48 by the mean of 2 × 2 pixels.
         name: of the set.
         stem: with which the files' names begin; * stands for anything.
@@ -181,12 +180,6 @@ def read_norb(
     columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
-    if eyes == "each":
-        num_eyes = pixels.shape[1]
-        pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
-        for target, rows in targets.items():
-            targets[target] = rows.repeat_interleave(num_eyes)
-        targets["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
         pixels = _halve(pixels)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))

@@ -157,7 +157,7 @@ INFO = replace(
     source="torchcaps.data.render_synthnorb",
     # Rounding differs between processors, so that no digest holds everywhere.
     sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in KINDS),
-    sources=(Rendering(write_synthnorb, "rendering"),),
+    sources=(Rendering(write_synthnorb),),
 )
 
 register_norb(INFO)

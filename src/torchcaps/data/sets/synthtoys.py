@@ -92,6 +92,6 @@ register_norb(
         test=NUM_IMAGES,
         source="torchcaps.data.sets.synthtoys.render_synthtoys",
         sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in KINDS),
-        sources=(Rendering(write_synthtoys, "rendering"),),
+        sources=(Rendering(write_synthtoys),),
     )
 )
