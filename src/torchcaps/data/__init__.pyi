@@ -15,7 +15,6 @@ from torchcaps.data.augment import (
     refuse_augmentations as refuse_augmentations,
     register_augmentation as register_augmentation,
 )
-from torchcaps.data.augment.spatial import affine as affine
 from torchcaps.data.classes import (
     LabelTree as LabelTree,
     label_tree as label_tree,

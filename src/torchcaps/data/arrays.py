@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.dataset import Dataset, check_count, check_labels, numbered
+from torchcaps.data.dataset import Dataset, check_labels, numbered
 from torchcaps.data.entries import in_split
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
@@ -109,15 +109,9 @@ def _index_labels(
         classes = tuple(sorted(np.unique(training_labels).tolist(), key=natural_key))
     else:
         classes = numbered(str(path), int(training_labels.max(initial=0)))
-    check_count(str(path), len(classes))
     if labels.dtype.kind == "U":
         class_index = {name: index for index, name in enumerate(classes)}
-        unknown = [name for name in labels.flat if name not in class_index]
-        if unknown:
-            raise DataError(
-                f"{path}: label {str(unknown[0])!r} is not among the classes {', '.join(classes)}"
-            )
-        labels = np.array([class_index[name] for name in labels.flat])
+        labels = np.array([class_index.get(name, -1) for name in labels.flat])
     indices = torch.from_numpy(labels.reshape(-1).astype(np.int64))
     check_labels(str(path), indices, classes)
     return indices, classes

@@ -296,6 +296,17 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         return torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
 
 
+def concatenate(parts: Sequence[Dataset]) -> Dataset:
+    """Sets with the same classes and targets as one."""
+    first = parts[0]
+    targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
+    groups = None
+    if first.groups is not None:
+        groups = torch.cat([part.groups for part in parts if part.groups is not None])
+    inputs = torch.cat([part.inputs for part in parts])
+    return replace(first, inputs=inputs, targets=targets, groups=groups)
+
+
 def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     """The class with most pixels of each mask, the background only where there is no other.
 

@@ -129,8 +129,8 @@ def register_idx(info: DatasetInfo) -> None:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = hashlib.sha256(read_bytes(labels)).hexdigest()
             for known in map(dataset_info, list_datasets()):
-                is_different = known.sha256.get(file) == digest != info.sha256.get(file)
-                if is_different and known.made_from is None:
+                is_labels_of = known.sha256.get(file) == digest and known.made_from is None
+                if is_labels_of and info.sha256.get(file) != digest:
                     raise DataError(
                         f"{labels}: these are the labels of {known.name!r}, not of {info.name!r}"
                     )

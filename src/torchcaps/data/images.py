@@ -107,11 +107,6 @@ def upright_size(path: Path) -> tuple[int, int]:
     return (width, height) if is_turned else (height, width)
 
 
-def is_image_name(name: str) -> bool:
-    """Whether a file name has the ending of an image and is not hidden."""
-    return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
-
-
 def is_image_file(path: str | Path) -> bool:
     """Whether a file is an image by its name, or by its first bytes where it has no ending.
 
@@ -119,10 +114,9 @@ def is_image_file(path: str | Path) -> bool:
     so that its reader says why.
     """
     name = os.path.basename(path)
-    if Path(name).suffix or name.startswith("."):
-        return is_image_name(name)
-    if not os.path.isfile(path):
-        return False
+    suffix = Path(name).suffix.lower()
+    if suffix or name.startswith(".") or not os.path.isfile(path):
+        return suffix in SUFFIXES and not name.startswith(".")
     try:
         with open(path, "rb") as file:
             return SIGNATURE.match(file.read(SIGNATURE_BYTES)) is not None

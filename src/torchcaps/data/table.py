@@ -6,10 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
-from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import (
     Entry,
@@ -22,16 +20,12 @@ from torchcaps.data.masks import read_mask_table
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
 
-FLAT_COLUMNS = ("file", "label")
-TREE_COLUMNS = ("image", "coarse", "fine")
-
 
 def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     With the columns `image` and `mask` instead it gives images with masks, as `read_masks` does; a
-    table of classes may lie beside it. With the column `image`, all other columns but `split` are
-    the levels of a label tree, two or more, coarse to fine.
+    table of classes may lie beside it. Labels such as "clothing/tops/shirt" make a label tree.
 
     The option `label_column` names the column of labels instead; the files are then in `file` or
     `image`. If it names several, or `label_separator` divides what is in a column ("cat|dog"), an
@@ -57,17 +51,27 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     options = request.options
+    labels = tuple(map(str.strip, (options.label_column or "label").split(",")))
+    entries = []
+    missing = {}
     with csv_rows(path) as rows:
         header = rows.fieldnames or ()
         is_plain = options == ReadOptions(skip_damaged=options.skip_damaged)
         if {"image", "mask"} <= set(header) and is_plain:
             return read_mask_table(path, rows, request)
-        columns = _columns(path, header, options)
-        entries = []
-        missing = {}
+        file = "image" if "image" in header and "file" not in header else "file"
+        for column in filter(None, (file, *labels, options.group_column)):
+            if column not in header:
+                raise DataError(
+                    f"{path}: no column {column!r}; expected file,label or what label_column "
+                    "(--label-column) and group_column (--group-column) name, and optionally "
+                    f"split, got {','.join(header) or 'an empty file'}"
+                )
         for row in rows:
             line = f"{path} line {rows.line_num}"
-            entry = _read_row(line, path.parent, row, columns, options)
+            name = (row[file] or "").strip()
+            entry = _read_row(line, name, row, labels, options)
+            entry = entry._replace(file=os.path.join(path.parent, name))
             entries.append(entry)
             if not os.path.isfile(entry.file):
                 missing[entry.file] = f"{line}: no such file {entry.file}"
@@ -85,69 +89,24 @@ register_format(
 )
 
 
-class TableColumns(NamedTuple):
-    """The columns of a table that are read.
-
-    Attributes:
-        file: column of the image file.
-        labels: columns of labels: one; the levels of a tree, coarse to fine; or several classes.
-        is_tree: whether the labels of a row are the levels of a tree.
-    """
-
-    file: str
-    labels: tuple[str, ...]
-    is_tree: bool
-
-
-def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableColumns:
-    """The columns that are read of a table with this header."""
-    labels = tuple(name.strip() for name in (options.label_column or "").split(",") if name)
-    has_levels = not set(TREE_COLUMNS).isdisjoint(header)
-    is_tree = has_levels and not (labels or options.label_separator or "label" in header)
-    file = "image" if is_tree or (labels and "file" not in header) else "file"
-    expected = TREE_COLUMNS if is_tree else (file, *(labels or FLAT_COLUMNS[1:]))
-    if is_tree:
-        labels = tuple(c for c in header if c not in (file, "split", options.group_column))
-    labels = labels or FLAT_COLUMNS[1:]
-    needed = [file, options.group_column or file]
-    needed += labels
-    missing = [column for column in needed if column not in header]
-    if missing or (is_tree and len(labels) < 2):
-        raise DataError(
-            f"{path}: no column {missing[0] if missing else 'of labels'!r}; expected "
-            f"{','.join(expected)} or what label_column (--label-column) and group_column "
-            f"(--group-column) name, and optionally split, "
-            f"got {','.join(header) or 'an empty file'}"
-        )
-    return TableColumns(file, labels, is_tree)
-
-
 def _read_row(
     line: str,
-    folder: Path,
+    file: str,
     row: Mapping[str, str | None],
-    columns: TableColumns,
+    columns: Sequence[str],
     options: ReadOptions,
 ) -> Entry:
-    """The image of a row; `line` names it in errors, and files are relative to `folder`."""
-    file = (row[columns.file] or "").strip()
-    labels = [(row[column] or "").strip() for column in columns.labels]
-    if columns.is_tree:
-        if not all(labels) or any(SEPARATOR in label for label in labels):
-            raise DataError(
-                f"{line}: expected a label without {SEPARATOR!r}, which separates the levels, in "
-                f"each of {', '.join(columns.labels)}, got {labels}"
-            )
-        labels = [SEPARATOR.join(labels)]
-    elif options.label_separator:
+    """The image of a row, which `line` names in errors; `columns` hold its labels."""
+    labels = [(row[column] or "").strip() for column in columns]
+    if options.label_separator:
         joined = options.label_separator.join(labels)
         labels = [label.strip() for label in joined.split(options.label_separator)]
     labels = list(filter(None, labels))  # an image may have fewer than others
-    if not file or len(set(labels)) < max(len(labels), 1):
-        raise DataError(f"{line}: expected a file and different labels, got {file!r} and {labels}")
+    if not labels or len(set(labels)) < len(labels):
+        raise DataError(f"{line}: expected a label, or different ones, for {file}, got {labels}")
     group = find_group(options.group_pattern, file)
     if options.group_column is not None:
         group = (row[options.group_column] or "").strip()
         if not group:
             raise DataError(f"{line}: expected a {options.group_column!r}, which names a group")
-    return Entry(os.path.join(folder, file), tuple(labels), row_split(line, row), group)
+    return Entry(file, tuple(labels), row_split(line, row), group)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from torchcaps.data.augment.transforms import AXES, MOVED, register_augmentation
+from torchcaps.data.augment.transforms import MOVED, register_augmentation
 from torchcaps.data.pixels import Images, random_offsets, random_windows
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_range
 from torchcaps.groups import setting
 from torchcaps.transfer import to_device
 
@@ -76,54 +76,40 @@ class AffineSettings:
     aspect: float = setting(0.0, "largest share of its width that an image loses", low=0, high=0.9)
 
 
-def affine(
-    images: Images,
-    *,
-    degrees: float = 0.0,
-    scale: tuple[float, float] = (1.0, 1.0),
-    shear: float = 0.0,
-    translate: float = 0.0,
-    aspect: float = 0.0,
-    generator: Generator,
-) -> Images:
-    """Narrow, resize, shear, turn and move each image, in this order, about its center.
+@register_augmentation("affine", AffineSettings, moves=MOVED, order=40)
+def affine(images: Images, settings: AffineSettings, generator: Generator) -> Images:
+    """Narrow, resize, shear and turn each image, in this order, about its center.
 
     Pixels are sampled bilinearly; what comes in from outside is 0.
 
     Args:
         images: `[batch, channels, height, width]`, of any type.
-        degrees: largest rotation either way.
-        scale: smallest and largest factor of size, above 0.
-        shear: largest horizontal shear angle either way, in degrees below 90.
-        translate: largest move either way along each axis, as a fraction of its length.
-        aspect: largest share of its width that an image loses, at most 0.9.
-        generator: draws all amounts uniformly, for each image.
+        settings: the largest amounts.
+        generator: draws all amounts uniformly, for each image; the shear as an angle.
 
     Returns:
         The transformed images, of the same shape and type.
     """
-    check_shape("images", images, AXES)
-    check_range("scale", scale[0], low=1e-3, high=scale[1])
-    check_range("shear", shear, low=0, high=89)
-    check_range("aspect", aspect, low=0, high=0.9)
     # The amounts of each image, [batch], in [low, high) and on the device of the images.
     batch = len(images)
-    largest_turn = math.radians(degrees)
+    largest_turn = math.radians(settings.degrees or 0.0)
     turn = uniform((batch,), -largest_turn, largest_turn, images, generator)
-    factor = uniform((batch,), *scale, images, generator)
-    largest_angle = math.radians(shear)
+    zoom = settings.zoom or 0.0
+    factor = uniform((batch,), 1 - zoom, 1 + zoom, images, generator)
+    largest_angle = math.atan(settings.shear or 0.0)
     slope = uniform((batch,), -largest_angle, largest_angle, images, generator).tan()
-    # An axis is 2 long in the coordinates of affine_grid, which run from -1 to 1: [batch, 2].
-    move = uniform((batch, 2), -2 * translate, 2 * translate, images, generator)
+    # Moves of 0, [batch, 2]: the numbers after them stay those that a seed always gave.
+    move = uniform((batch, 2), 0, 0, images, generator)
+    aspect = settings.aspect
     width_factor = 1 - uniform((batch,), 0, aspect, images, generator) if aspect else 1.0
 
-    # The output at a point p shows the input at A⁻¹(p - move).
+    # The output at a point p shows the input at A⁻¹p.
     inverse = inverse_map(turn, slope, factor * width_factor, factor)
-    # From pixels to those coordinates, in which both sides of a rectangle have equal lengths.
+    # From pixels to the coordinates of affine_grid, in which both sides have equal lengths.
     ratio = images.shape[2] / images.shape[3]
     ratios = torch.tensor([[1, ratio], [1 / ratio, 1]], dtype=inverse.dtype)
     inverse = inverse * to_device(ratios, inverse)
-    theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
+    theta = torch.cat([inverse, move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
 
     # Integers are sampled as floats, then rounded.
     pixels = images if images.is_floating_point() else images.float()
@@ -152,20 +138,6 @@ def inverse_map(
     x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]
     y = torch.stack([-sin, cos], dim=1) / scale_y[:, None]
     return torch.stack([x, y], dim=1)
-
-
-@register_augmentation("affine", AffineSettings, moves=MOVED, order=40)
-def _apply_affine(images: Images, settings: AffineSettings, generator: Generator) -> Images:
-    """Change images by a run's settings, of which the shear is a slope, not an angle."""
-    zoom = settings.zoom or 0.0
-    return affine(
-        images,
-        degrees=settings.degrees or 0.0,
-        scale=(1 - zoom, 1 + zoom),
-        shear=math.degrees(math.atan(settings.shear or 0.0)),
-        aspect=settings.aspect,
-        generator=generator,
-    )
 
 
 @dataclass(frozen=True)

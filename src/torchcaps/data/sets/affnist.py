@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
-from torchcaps.data.dataset import Dataset
+from torchcaps.data.dataset import Dataset, concatenate
 from torchcaps.data.images import natural_key
 from torchcaps.data.mat import label_arrays, read_mat
 from torchcaps.errors import DataError
@@ -66,12 +66,7 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
     files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
-    parts = [read_affnist(file, name) for file in files]
-    targets = {}
-    for target in parts[0].targets:
-        targets[target] = torch.cat([part.targets[target] for part in parts])
-    images = torch.cat([part.images for part in parts])
-    return Dataset(images, targets, INFO.classes, name, targets.get("original"))
+    return concatenate([read_affnist(file, name) for file in files])
 
 
 register_directory_format(

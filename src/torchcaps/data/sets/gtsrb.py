@@ -153,10 +153,8 @@ def _read_table(path: Path, split: str | None) -> list[Entry]:
     with csv_rows(path, ";", "cannot be read as a table") as rows:
         for row in rows:
             # Some copies have the test images in a folder beside their table.
-            places = [
-                path.parent / (row["Filename"] or ""),
-                path.parent / "Images" / (row["Filename"] or ""),
-            ]
+            name = row["Filename"] or ""
+            places = (path.parent / name, path.parent / "Images" / name)
             file = next(filter(Path.is_file, places), None)
             label = row["ClassId"] or ""
             if file is None or not label.isdecimal() or int(label) >= len(CLASSES):
