@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,62 +170,46 @@ def read_entries(
     if classes is None:
         entries = sorted(entries, key=lambda e: (natural_key(e.labels[0]), natural_key(e.file)))
         classes = request.classes or _training_classes(name, entries)
-    rows = _index_labels(name, entries, classes, request)
-    labels = torch.tensor([row[0] for row in rows])
-    columns = {"label": labels}
-    if max(map(len, rows)) > 1:
-        columns = {"labels": torch.zeros(len(rows), len(classes), dtype=torch.uint8)}
-        for index, row in enumerate(rows):
-            columns["labels"][index, row] = 1
+    labels, columns = _index_labels(name, entries, classes, request)
     columns |= targets or {}
     groups = None
-    group_notes = []
     if entries[0].group is not None:
         numbers: dict[str | None, int] = {}
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
-        target = request.options.group_column or GROUP
-        columns[target] = groups
-        group_notes = [
-            f"{name}: {len(numbers):,} groups by {target!r}, each on one side of a split"
-        ]
+        columns[request.options.group_column or GROUP] = groups
     splits = [entry.split for entry in entries]
     indices = in_split(name, labels, request, splits, groups)
-    part = f"{len(indices):,} of them in the {request.split} split"
-    if request.classes is not None and not any(splits):
-        part = "all of them measured, because it is not divided into train and test"
-    size = f"{len(entries):,} images of {len(set(chain.from_iterable(rows))):,} classes"
-    notes = (f"{name}: {size}, {part}", *group_notes, *notes)
+    notes = [*_summary(name, entries, splits, len(indices), request), *notes]
 
     files = list(dict.fromkeys(entry.file for entry in entries))
     readable = files
     if request.options.skip_damaged:
         problems = find_damaged(files, open_image)
-        notes = (*notes, *damage_notes(name, problems, len(files), skip_damaged=True))
+        notes += damage_notes(name, problems, len(files), skip_damaged=True)
         readable = [file for file in files if file not in problems]
         indices = [index for index in indices if entries[index].file not in problems]
         if not indices:
             raise DamagedImageError(f"{name}: none of its images can be read")
     split_files = tuple(entries[index].file for index in indices)
-    known = {target: column[indices] for target, column in columns.items()}
-    split_groups = None if groups is None else groups[indices]
     try:
         images = _encode_images(split_files, readable, request, open_image)
-        num_bytes = images.shape.numel()
-        is_large = num_bytes > (request.max_bytes or _default_memory())
-        if can_stay and (request.storage == "disk" or (request.storage == "auto" and is_large)):
-            note = (
-                f"{name}: {len(images):,} images stay on disk and are decoded when they are "
-                f"needed; in memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
-            )
-            return DiskDataset(
-                images, known, classes, name, split_groups, (*notes, note), workers=request.workers
-            )
-        check_fits(name, num_bytes, split_files, request)
-        pixels = images.decode()
+        stays = can_stay and _stays(images, request)
+        if not stays:
+            check_fits(name, images.shape.numel(), split_files, request)
+        inputs: Any = images if stays else images.decode()
     except DamagedImageError:  # all are named at once, those of other splits too
         damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
         raise
-    return Dataset(pixels, known, classes, name, split_groups, notes, split_files)
+    known = {target: column[indices] for target, column in columns.items()}
+    split_groups = None if groups is None else groups[indices]
+    if not stays:
+        return Dataset(inputs, known, classes, name, split_groups, tuple(notes), split_files)
+    notes.append(
+        f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
+        f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
+    )
+    workers = request.workers
+    return DiskDataset(inputs, known, classes, name, split_groups, tuple(notes), workers=workers)
 
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -243,8 +227,8 @@ def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
-) -> list[list[int]]:
-    """The classes of each entry as indices."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The first class of each entry `[n]`; and the target "label", or "labels" of several."""
     class_index = {label: index for index, label in enumerate(classes)}
     for entry in entries:
         for label in entry.labels:
@@ -254,7 +238,39 @@ def _index_labels(
                 raise DataError(
                     f"{name}: {entry.split} class {label!r} is not among the training classes"
                 )
-    return [[class_index[label] for label in entry.labels] for entry in entries]
+    labels = torch.tensor([class_index[entry.labels[0]] for entry in entries])
+    if all(len(entry.labels) == 1 for entry in entries):
+        return labels, {"label": labels}
+    hot = torch.zeros(len(entries), len(classes), dtype=torch.uint8)
+    for row, entry in enumerate(entries):
+        hot[row, [class_index[label] for label in entry.labels]] = 1
+    return labels, {"labels": hot}
+
+
+def _summary(
+    name: str,
+    entries: Sequence[Entry],
+    splits: Sequence[str | None],
+    num_images: int,
+    request: ReadRequest,
+) -> list[str]:
+    """Sentences on the number of images, classes and groups."""
+    part = f"{num_images:,} of them in the {request.split} split"
+    if request.classes is not None and not any(splits):
+        part = "all of them measured, because it is not divided into train and test"
+    num_classes = len(set(chain.from_iterable(entry.labels for entry in entries)))
+    notes = [f"{name}: {len(entries):,} images of {num_classes:,} classes, {part}"]
+    groups = {entry.group for entry in entries}
+    if None not in groups:
+        target = request.options.group_column or GROUP
+        notes.append(f"{name}: {len(groups):,} groups by {target!r}, each on one side of a split")
+    return notes
+
+
+def _stays(images: EncodedImages, request: ReadRequest) -> bool:
+    """Whether images stay on disk, as is requested or by their size."""
+    is_large = images.shape.numel() > (request.max_bytes or _default_memory())
+    return request.storage == "disk" or (request.storage == "auto" and is_large)
 
 
 def _encode_images(
