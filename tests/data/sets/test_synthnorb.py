@@ -78,17 +78,6 @@ def test_every_factor_changes_the_picture(train):
         assert (changed - picture(train, **codes)).abs().mean() > 3, name
 
 
-def test_two_eyes_see_from_six_degrees_apart(monkeypatch):
-    one_view = {"instances": (0,), "elevations": (4,), "azimuths": (2,), "lightings": (0,)}
-    mono = render("test", **one_view).images
-    left, right = render("test", **one_view, stereo=True).images.float().unbind(dim=1)
-    difference = (left - right).abs().mean((1, 2))
-    assert (difference > 0.5).all()
-    assert ((left - mono[:, 0]).abs().mean((1, 2)) < difference).all()
-    monkeypatch.setattr(synthnorb, "PARALLAX", 0.0)
-    assert torch.equal(render("test", **one_view, stereo=True).images, mono.expand(-1, 2, -1, -1))
-
-
 def test_progress_counts_images():
     steps = []
     render(instances=(4,), progress=lambda *step: steps.append(step))

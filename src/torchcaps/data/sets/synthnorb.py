@@ -27,7 +27,6 @@ SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 ELEVATIONS = range(9)
 AZIMUTHS = range(0, 36, 2)
 LIGHTINGS = range(len(LAMPS))
-PARALLAX = 3.0  # degrees by which each eye is off the middle
 
 
 def render_synthnorb(
@@ -38,7 +37,6 @@ def render_synthnorb(
     azimuths: Sequence[int] = AZIMUTHS,
     lightings: Sequence[int] = LIGHTINGS,
     size: int = 48,
-    stereo: bool = False,
     seed: int = 0,
     jitter: float = JITTER,
     progress: FetchProgress | None = None,
@@ -55,7 +53,6 @@ def render_synthnorb(
         azimuths: codes 0 to 35, times 10°; smallNORB has the even ones.
         lightings: codes 0 to 5.
         size: sides of an image in pixels, at least 4. Each pixel is the mean of four rays.
-        stereo: render two channels, left eye first, 6° apart.
         seed: 0 or more; of the toys' proportions and of the order.
         jitter: largest change of a proportion by the seed, as a fraction from 0 to 0.5.
         progress: called with "synthnorb train", the images so far, and the images in all.
@@ -82,10 +79,9 @@ def render_synthnorb(
 
     categories = range(len(SMALLNORB.classes))
     scenes = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
-    images = torch.empty(len(scenes), 2 if stereo else 1, size, size, dtype=torch.uint8)
+    images = torch.empty(len(scenes), 1, size, size, dtype=torch.uint8)
     views = images.unflatten(0, (-1, len(lightings)))
     lamps = [LAMPS[code] for code in lightings]
-    offsets = (-PARALLAX, PARALLAX) if stereo else (0.0,)
     designs = product(categories, toys, elevations, azimuths)
     for number, (view, design) in enumerate(zip(views, designs, strict=True)):
         category, toy, elevation, azimuth = design
@@ -94,10 +90,9 @@ def render_synthnorb(
             body = Body(make_toy(category, toy, seed, jitter=jitter))
             if progress:
                 progress(f"synthnorb {split}", number * len(lamps), len(images))
-        for eye, offset in enumerate(offsets):
-            view[:, eye] = photograph(
-                body, 30 + 5 * elevation, 10.0 * azimuth + offset, lamps, size=size, albedo=albedo
-            )
+        view[:, 0] = photograph(
+            body, 30 + 5 * elevation, 10.0 * azimuth, lamps, size=size, albedo=albedo
+        )
 
     # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
