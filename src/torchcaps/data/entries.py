@@ -200,16 +200,20 @@ def read_entries(
     except DamagedImageError:  # all are named at once, those of other splits too
         damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
         raise
-    known = {target: column[indices] for target, column in columns.items()}
+    split_targets = {target: column[indices] for target, column in columns.items()}
     split_groups = None if groups is None else groups[indices]
     if not stays:
-        return Dataset(inputs, known, classes, name, split_groups, tuple(notes), split_files)
+        return Dataset(
+            inputs, split_targets, classes, name, split_groups, tuple(notes), split_files
+        )
     notes.append(
         f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
         f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
     )
     workers = request.workers
-    return DiskDataset(inputs, known, classes, name, split_groups, tuple(notes), workers=workers)
+    return DiskDataset(
+        inputs, split_targets, classes, name, split_groups, tuple(notes), workers=workers
+    )
 
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:

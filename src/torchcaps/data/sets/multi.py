@@ -103,13 +103,13 @@ class PairMaker(Maker):
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
         num_partners = self.others(base)
         rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
-        chosen = torch.stack([base, self.partner(base, rank)], dim=1)
+        pairs = torch.stack([base, self.partner(base, rank)], dim=1)
 
         num_moves = 2 * self.max_shift + 1
         moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
         moves = to_device(moves, base.device) - self.max_shift
-        composites, singles = self.overlay(chosen, moves)
-        labels = self.source.labels[chosen]
+        composites, singles = self.overlay(pairs, moves)
+        labels = self.source.labels[pairs]
         targets = {
             "labels": _two_hot(labels, self.source.num_classes),
             "single_label": labels,
@@ -229,7 +229,7 @@ def make_pairs(
     moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2)).reshape(-1, 2, 2)
 
     chunks = zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True)
-    images = [maker.overlay(chosen, chunk)[0] for chosen, chunk in chunks]
+    images = [maker.overlay(pair, move)[0] for pair, move in chunks]
     labels = maker.source.labels[pairs]
     targets = {
         "labels": _two_hot(labels, source.num_classes),
