@@ -1,6 +1,7 @@
 """affNIST as published: a 40 × 40 version of every MNIST digit in each file (Tieleman 2013)."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def read_affnist(path: str | Path, name: str = "affnist") -> Dataset:
     Raises:
         DataError: damaged, without this struct, or fields of other shapes.
     """
-    fields = read_mat(path).get("affNISTdata")
+    fields: Any = read_mat(path).get("affNISTdata")
     images, labels = label_arrays(path, fields, "image", "label_int", (SIDE * SIDE,))
     targets = {"label": labels}
     ids = np.asarray(fields.get("original_id", ())).reshape(-1)

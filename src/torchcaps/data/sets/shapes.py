@@ -1,6 +1,7 @@
 """Rendered discs, squares and triangles that overlap, with masks; only outlines tell them apart."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
     Raises:
         DataError: where the file cannot be written.
     """
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for seed, (split, count) in enumerate(COUNTS.items()):
         shapes = render_shapes(count, seed=seed)
         arrays[f"{split}_images"] = shapes.images.numpy()
