@@ -4,9 +4,12 @@
     own = load_dataset("photos/", "test", img_size=(64, 64))
 
 Readers return a `Dataset`: inputs, targets such as labels and masks, the names of the classes. Names
-are imported when they are first used.
+that not every training needs are imported when they are first used.
 """
 
+# What every training needs.
+from torchcaps.data.augment import Transforms as Transforms
+from torchcaps.data.load import load_dataset as load_dataset
 from torchcaps.registry import load_name, stub_names
 
 _MODULES = stub_names(__file__)
