@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset, default_collate
 
 from torchcaps.data import Batch, Dataset, load_dataset
-from torchcaps.data.dataset import numbered
+from torchcaps.data.dataset import main_classes, numbered
 from torchcaps.data.images import check_sizes, decode_image, natural_key
-from torchcaps.data.masks import main_classes
 from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
 from torchcaps.data.preprocess import ArrayPreprocess, Preprocess
 from torchcaps.errors import ArgumentError
