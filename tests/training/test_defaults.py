@@ -11,7 +11,7 @@ from torch import nn
 from checks import column
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import OptimizerSettings
-from torchcaps.tasks import classify
+from torchcaps.tasks import collapse
 from torchcaps.tasks._config import (
     default_batch_size,
 )
@@ -54,7 +54,7 @@ def test_a_run_folder_records_the_decisions(bars, tmp_path, settings, batch_size
     ],
 )
 def test_only_lengths_that_tell_nothing_are_a_collapse(lengths, state):
-    assert classify.collapse_state(lengths) == state
+    assert collapse.collapse_state(lengths) == state
 
 
 def plant_states(monkeypatch, *states):
@@ -66,7 +66,8 @@ def plant_states(monkeypatch, *states):
         sizes.append(tuple(lengths.shape))
         return next(cycle)
 
-    monkeypatch.setattr(classify, "collapse_state", collapse_state)
+    monkeypatch.setattr(collapse, "collapse_state", collapse_state)
+    monkeypatch.setattr(collapse, "collapse_warnings", lambda *_: [])
     return sizes
 
 
@@ -89,6 +90,7 @@ def test_a_network_that_is_stuck_starts_again_once_at_a_tenth_of_the_rate(
 
 
 def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, monkeypatch):
+    plant_states(monkeypatch, None)
     train(tiny(bars, lr=1e-4), tmp_path / "slow")
     plant_states(monkeypatch, None, "dead")
     train(tiny(bars), tmp_path / "restarted")

@@ -106,18 +106,10 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
-    config = (config or TrainConfig()).updated(**settings)
-    names = []
-    watchers = []
-    num_threads = None
-    for callback in callbacks:
-        if isinstance(callback, str):
-            names.append(callback)
-        else:
-            watchers.append(callback)
-            num_threads = callback.threads or num_threads
-    if names:
-        config = config.updated(callbacks=names)
+    names = [callback for callback in callbacks if isinstance(callback, str)]
+    config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
+    watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
+    num_threads = next((callback.threads for callback in watchers if callback.threads), None)
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
@@ -149,8 +141,7 @@ def fit(
             [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars],
         )
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
-        sentences = [summary, *notes, choice, task.score_reason]
-        trainer.messages += [sentence for sentence in sentences if sentence]
+        trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
         if initial:
             trainer.note(initial)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is

@@ -128,9 +128,8 @@ class Trainer:
         self.config = config
         self.batches = batches
         self.val_images = val_images
-        self.callbacks = list(callbacks)
-        for name in config.training.callbacks:
-            self.callbacks.append(CALLBACKS[name]())
+        named_callbacks = [CALLBACKS[name]() for name in config.training.callbacks]
+        self.callbacks = [*callbacks, *named_callbacks]
         self.ranks = current()
         self.steps_per_epoch = batches.steps(0)
         self.total_steps = config.training.epochs * self.steps_per_epoch
@@ -140,12 +139,7 @@ class Trainer:
         convert_conv2d_weight_memory_format(task, torch.channels_last)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-        # A GPU works on steps after the host has left them, and a number that the host reads makes
-        # it wait. So losses stay there for some steps, unless a callback wants them at once.
-        self.reads_each_step = self.updater.device.type == "cpu" or self.ranks.world_size > 1
-        for callback in self.callbacks:
-            if not callback.is_late and type(callback).on_step is not Callback.on_step:
-                self.reads_each_step = True
+        self.reads_each_step = reads_each_step(self.updater, self.callbacks)
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
@@ -222,13 +216,9 @@ class Trainer:
             self.step(batch)
             num_samples += self.ranks.shard_size(len(batch.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
-            if (
-                self.reads_each_step
-                or is_epoch_end
-                or state.step % LOG_INTERVAL == 0
-                or state.step % self.config.training.checkpoint_every == 0
-                or state.step in (1, self.probe_step)
-            ):
+            intervals = (LOG_INTERVAL, self.config.training.checkpoint_every)
+            is_due = is_epoch_end or state.step in (1, self.probe_step)
+            if self.reads_each_step or is_due or 0 in [state.step % n for n in intervals]:
                 self._report()
             if self.state is not state:
                 return
@@ -260,13 +250,10 @@ class Trainer:
         lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
-        scalars = {}
-        for name, loss in self.losses.items():
-            if loss.dim() == 0:
-                scalars[name] = loss.detach()
-        means = torch.stack(list(scalars.values()))
+        names = [name for name, loss in self.losses.items() if loss.dim() == 0]
+        means = torch.stack([self.losses[name].detach() for name in names])
         num_samples = self.ranks.shard_size(len(batch.indices))
-        self._unread.append((state.step, lr, num_samples, list(scalars), means))
+        self._unread.append((state.step, lr, num_samples, [*names, "count"], means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._read_losses()
         state.step += 1
@@ -284,7 +271,7 @@ class Trainer:
             count = torch.tensor([num_samples], dtype=torch.float64)
             totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             row = {"step": step + 1}
-            for name, total in zip([*names, "count"], totals, strict=True):
+            for name, total in zip(names, totals, strict=True):
                 self.state.sums[name] = self.state.sums.get(name, 0.0) + total
                 row[name] = total / totals[-1]
             del row["count"]
@@ -299,6 +286,20 @@ class Trainer:
             losses = self._unreported.pop(0)
             for callback in self.callbacks:
                 callback.on_step(self, losses)
+
+
+def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
+    """Whether the losses of each step are read before the next one.
+
+    A GPU works on steps after the host has left them, and a number that the host reads makes it
+    wait. So losses stay there for some steps, unless a callback wants them at once.
+    """
+    if updater.device.type == "cpu" or updater.ranks.world_size > 1:
+        return True
+    return any(
+        not callback.is_late and type(callback).on_step is not Callback.on_step
+        for callback in callbacks
+    )
 
 
 def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
