@@ -15,16 +15,16 @@ from torchcaps.cli.main import main
 from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
 from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
-from torchcaps.errors import DataError, RunError
+from torchcaps.errors import DataError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer import VIEWS, Motion, Session, open_views
 from torchcaps.reporting import predict
 from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
 from torchcaps.tasks.segment import LOSSES, PixelPrediction
-from torchcaps.training import Interrupted, TrainConfig, train
+from torchcaps.training import TrainConfig, train
 from torchcaps.types import ModelMetadata, set_model_metadata
-from training.makers import assert_resumes, stop_after
+from training.makers import assert_resumes
 
 TINY = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 2}}
 
@@ -528,15 +528,3 @@ def test_the_label_of_an_image_is_its_largest_class_or_the_background(bias, labe
     preprocess = Preprocess((8, 8), 1)
     [row] = predict_masks(task.eval(), [image], ["one"], preprocess, None)
     assert (row["label"], row["share"]) == (label, 1.0)
-
-
-def test_a_resumed_run_refuses_other_masks(tmp_path):
-    folder = write_folder(tmp_path / "own")
-    config = config_of(folder, "unet")
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", callbacks=[stop_after(1)])
-    mask = np.zeros((16, 16), dtype=np.uint8)
-    mask[2:9, 3:12] = 2
-    write_mask(folder / "masks" / "case 0.png", mask, 3)
-    with pytest.raises(RunError, match="checksum of images and labels was .* when the run was"):
-        train(config, tmp_path / "run", resume=True)

@@ -70,14 +70,6 @@ def pixels(count=24):
     return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
-def test_batches_of_a_loader_are_accumulated():
-    """18 images by 2 are 9 batches; 4 of them are a step, the last step has one."""
-    loader = DataLoader(TensorDataset(pixels(), torch.arange(24) % 3), batch_size=2)
-    _, [epoch] = tc.fit(Counted(), loader, epochs=1, holdout=0.25, accumulate=4, verbose=False)
-    assert epoch["step"] == 3
-    assert epoch["images"] == 18
-
-
 def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():
     """Without a schedule, one step of SGD on two batches of 6 is one on all 12 images."""
     weights = []

@@ -43,20 +43,6 @@ def test_a_run_folder_records_the_decisions(bars, tmp_path, settings, batch_size
     assert (config.training.batch_size, config.optimizer.clip) == (batch_size, clip)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "state"),
-    [
-        (torch.full((4, 10), 0.04), "dead"),
-        (torch.full((4, 10), 0.95), "saturated"),
-        (torch.full((4, 10), 0.3), None),
-        (torch.eye(10), None),
-        (torch.tensor([[0.97, 0.04], [0.03, 0.99]]), None),
-    ],
-)
-def test_only_lengths_that_tell_nothing_are_a_collapse(lengths, state):
-    assert collapse.collapse_state(lengths) == state
-
-
 def plant_states(monkeypatch, *states):
     """Make `collapse_state` return these states in a cycle, and record the sizes of its input."""
     sizes = []
