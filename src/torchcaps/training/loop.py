@@ -216,9 +216,10 @@ class Trainer:
             self.step(batch)
             num_samples += self.ranks.shard_size(len(batch.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
-            intervals = (LOG_INTERVAL, self.config.training.checkpoint_every)
             is_due = is_epoch_end or state.step in (1, self.probe_step)
-            if self.reads_each_step or is_due or 0 in [state.step % n for n in intervals]:
+            is_due |= state.step % LOG_INTERVAL == 0
+            is_due |= state.step % self.config.training.checkpoint_every == 0
+            if self.reads_each_step or is_due:
                 self._report()
             if self.state is not state:
                 return
