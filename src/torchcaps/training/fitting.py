@@ -129,7 +129,7 @@ def fit(
         if config.model.init is not None:
             weights = training.initial.InitialWeights(model, config.model.init, images.classes)
             initial = weights.sentence
-        batches: Any = DatasetBatches(images, task, config)
+        batches = DatasetBatches(images, task, config)
         if is_loader(data):
             batches = training.loaders.LoaderBatches(data, images, task, config)
         bars = [ProgressBar()] if verbose else []

@@ -39,6 +39,7 @@ from torchcaps.training.inputs import (
 )
 from torchcaps.training.sampling import (
     SAMPLES,
+    DatasetBatches,
     epoch_permutation,
     holdout_amount,
     split_batches,
@@ -185,7 +186,7 @@ def _part_loader(data: Any, rows: Tensor, **options: Any) -> DataLoader[Any]:
     return DataLoader(Subset(dataset, rows.tolist()), **options)
 
 
-class LoaderBatches:
+class LoaderBatches(DatasetBatches):
     """The batches of a data set or a loader of the caller; see `DatasetBatches`.
 
     Samples of a data set come in the order of (seed, epoch). A step takes as many batches as the
@@ -199,10 +200,8 @@ class LoaderBatches:
     """
 
     def __init__(self, data: Any, images: Dataset, task: Task, config: TrainConfig) -> None:
+        super().__init__(images, task, config)
         self.data = data
-        self.images = images
-        self.task = task
-        self.config = config
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch."""

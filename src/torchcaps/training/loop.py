@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,6 @@ from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.sampling import DatasetBatches
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.update import Updater
-
-if TYPE_CHECKING:
-    from torchcaps.training.loaders import LoaderBatches
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -119,7 +116,7 @@ class Trainer:
         self,
         task: Task,
         config: TrainConfig,
-        batches: DatasetBatches | LoaderBatches,
+        batches: DatasetBatches,
         val_images: Dataset,
         callbacks: Sequence[Callback] = (),
     ) -> None:

@@ -172,10 +172,13 @@ class Updater:
             row for each sample. The gradients are such that their mean over the ranks is the
             gradient of the mean loss of the whole batch.
         """
+        # What the step draws comes from (seed, step); nothing below draws from anything else.
+        generator = torch.Generator().manual_seed(step_seed(self.config, step))
+        dropout_generator = self._dropout_generator(step)
+
         self.task.train()
         for module in self.frozen_modules:
             module.eval()
-        generator = torch.Generator().manual_seed(step_seed(self.config, step))
         batch_size = len(batch.indices)
         shard = self.task.augment(batch, generator)
         if self.ranks.world_size > 1:
@@ -185,7 +188,6 @@ class Updater:
         parts = self._split(shard, num_samples, batch_size)
 
         self.optimizer.zero_grad(set_to_none=True)
-        dropout_generator = self._dropout_generator(step)
         part_losses = []
         for number, (part, part_size) in enumerate(parts, start=1):
             # Casts are not cached: torch keeps them for all threads together.
