@@ -115,9 +115,7 @@ def fit(
         device = resolve_device(config.training.device)
     with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(model):
         model.to(device)
-        if is_loader(data):
-            config = training.loaders.loader_config(data, config)
-        images, val_images, notes = _fit_data(model, data, labels, validation, config)
+        config, images, val_images, notes = _fit_data(model, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
         kind = task_class(config.task.name, model, images)
         config = complete_config(config, kind, model, images)
@@ -131,7 +129,9 @@ def fit(
             initial = weights.sentence
         batches = DatasetBatches(images, task, config)
         if is_loader(data):
-            batches = training.loaders.LoaderBatches(data, images, task, config)
+            from torchcaps.training.loaders import LoaderBatches
+
+            batches = LoaderBatches(data, images, task, config)
         bars = [ProgressBar()] if verbose else []
         trainer = Trainer(
             task,
@@ -160,8 +160,8 @@ def fit(
 
 def _fit_data(
     model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
-) -> tuple[Dataset, Dataset, list[str]]:
-    """Images to train on, images to choose the epoch by, and sentences about them."""
+) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
+    """The settings, images to train on and to choose the epoch by, and sentences about them."""
     val_images = None
     if validation is not None:
         val_images = cropped(as_set(validation, None, model), config.data.crop)
@@ -169,12 +169,18 @@ def _fit_data(
         if labels is not None:
             kind = type(data).__name__
             raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
-        return training.loaders.loader_data(data, val_images, config, model)
+        from torchcaps.training.loaders import loader_config, loader_data
+
+        config = loader_config(data, config)
+        images, val_images, notes = loader_data(data, val_images, config, model)
+        return config, images, val_images, notes
     images = as_set(data, labels, model)
     notes = list(images.notes)
     if val_images is None:
-        return *split(images, config), notes
-    return images, match_classes(val_images, images.classes), notes
+        images, val_images = split(images, config)
+    else:
+        val_images = match_classes(val_images, images.classes)
+    return config, images, val_images, notes
 
 
 @contextmanager
