@@ -25,8 +25,7 @@ from collections import namedtuple
 import numpy as np
 
 from torchcaps.kernels._compile import compiled, compiled_loop, exp
-from torchcaps.kernels.dynamic.numba import BLOCK
-from torchcaps.kernels.lanes import keep_compiled
+from torchcaps.kernels.lanes import BLOCK, keep_compiled
 
 # Samples whose products are added at once; a divisor of LANES.
 UNROLLED = 8

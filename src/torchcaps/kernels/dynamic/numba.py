@@ -12,25 +12,23 @@ from torch import Tensor
 
 from torchcaps.functional.votes import Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
-from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
+from torchcaps.kernels.lanes import BLOCK, LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import bound_factors
 from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
-from torchcaps.kernels.support import FULL_PRECISION, HAS_NUMBA, NO_NUMBA, dtype_mismatch
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, dtype_mismatch
 from torchcaps.types import Routed
 
 # Numbers in all votes below which the loops gain less time than their compilation takes.
 MIN_NUMBERS = 1 << 22
 # Dimensions of a parent and of a child up to which the loops over them are unrolled.
 MAX_DIM = 32
-# Children of a block: their weights stay in the cache while all groups are routed.
-BLOCK = 64
 
 
 def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
     reason = not_linear(votes) if HAS_NUMBA else NO_NUMBA
-    reason = reason or dtype_mismatch(votes, FULL_PRECISION, torch.device("cpu"))
+    reason = reason or dtype_mismatch(votes, torch.device("cpu"))
     if reason is None and max(votes.weight.shape[2:]) > MAX_DIM:
         return f"a capsule has more than {MAX_DIM} dimensions"
     return reason
@@ -152,7 +150,7 @@ class _LoopPasses(Passes):
         """Run a loop of `_loops.py` on all blocks of children, by as many threads as torch uses."""
         from torchcaps.kernels.dynamic import _loops  # importing numba takes half a second
 
-        layer = _loops.Layer(*as_arrays(self.layer))
+        layer = _loops.Layer._make(as_arrays(self.layer))
         parallel_for(getattr(_loops, name), self.num_blocks, layer, *as_arrays(arguments))
 
 
