@@ -233,7 +233,7 @@ def check_flag(flag: str, number: float, low: float, high: float | None = None) 
 def use_threads(count: int) -> None:
     """Let torch take so many processor threads."""
     with usage():
-        tc.training.threads.set_threads("--threads", count)
+        tc.training.device.set_threads("--threads", count)
 
 
 def parse(commands: Mapping[str, Command], words: Sequence[str], description: str) -> partial[int]:
