@@ -5,12 +5,12 @@ from typing import Annotated
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, show
-from torchcaps.cli.flags import Flag, Json, Root, Run
+from torchcaps.cli.parser import Flag, Json, Root, Run
 
 
 def export(
     run: Run,
-    /,
+    *,
     format: Annotated[str | None, Flag(metavar="onnx|torch")] = None,
     output: Path | None = None,
     half: bool = False,

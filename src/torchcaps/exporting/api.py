@@ -16,8 +16,8 @@ from torchcaps.errors import ArgumentError, ExportError
 from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
-from torchcaps.reporting.prediction import ModelOrRun, load_model, path_of
-from torchcaps.training.calibration import read_calibration
+from torchcaps.reporting.api import ModelOrRun
+from torchcaps.reporting.prediction import Predictor, load_model
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.training.run import is_run
 from torchcaps.types import model_metadata, spec_of
@@ -176,7 +176,7 @@ def _check_images(
 ) -> tuple[list[Tensor], str]:
     """Batches of images to check a file with, and what they are in words."""
     preprocess = model_metadata(model).preprocess
-    has_run = not isinstance(model_or_run, nn.Module) and is_run(path_of(model_or_run))
+    has_run = not isinstance(model_or_run, nn.Module) and is_run(model_or_run)
     shape: Any = getattr(model, "image_shape", None)
     if preprocess is not None:
         shape = (preprocess.in_chans, *preprocess.model_size)
@@ -204,9 +204,7 @@ def _describe(model_or_run: ModelOrRun, model: nn.Module) -> dict[str, Any]:
     """What a file says of its model."""
     metadata = model_metadata(model)
     spec = spec_of(model)
-    calibration = None
-    if not isinstance(model_or_run, nn.Module):
-        calibration = read_calibration(path_of(model_or_run))
+    calibration = Predictor(model_or_run).calibration
     return {
         "format": FORMAT,
         "version": torchcaps.__version__,

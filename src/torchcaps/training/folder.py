@@ -20,8 +20,10 @@ from torchcaps.settings import TrainConfig
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback
 from torchcaps.training.checkpoint import saved_options
+from torchcaps.training.device import check_threads
 from torchcaps.training.environment import environment
 from torchcaps.training.files import (
+    CALIBRATION_FILE,
     FORMAT,
     LOCK_FILE,
     PREVIOUS_FILE,
@@ -37,7 +39,6 @@ from torchcaps.training.files import (
 from torchcaps.training.initial import InitialWeights
 from torchcaps.training.loop import LOG_INTERVAL, Row, Trainer, TrainingState, check_finite
 from torchcaps.training.run import (
-    CALIBRATION_FILE,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     EVALUATION_FILE,
@@ -49,7 +50,6 @@ from torchcaps.training.run import (
     is_run,
 )
 from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
-from torchcaps.training.threads import check_threads
 from torchcaps.training.update import Updater
 
 DATA = "checksum of images and labels"  # in the fingerprint
