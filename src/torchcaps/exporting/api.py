@@ -176,7 +176,7 @@ def _check_images(
 ) -> tuple[list[Tensor], str]:
     """Batches of images to check a file with, and what they are in words."""
     preprocess = model_metadata(model).preprocess
-    has_run = not isinstance(model_or_run, nn.Module) and is_run(model_or_run)
+    has_run = not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run))
     shape: Any = getattr(model, "image_shape", None)
     if preprocess is not None:
         shape = (preprocess.in_chans, *preprocess.model_size)
