@@ -50,6 +50,8 @@ def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
     bound = limit(x.dtype)
     if x.dtype == torch.float16:
         return x
+    if torch.compiler.is_compiling():  # a graph of torch expects another layout of that gradient
+        return x.clamp(-bound, bound)
     return F.hardtanh(x, -bound, bound)  # a clamp whose gradient is one operation
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -107,6 +106,10 @@ class RoutingContext(NamedTuple):
         return self._replace(fixed=None)
 
 
+# What `Votes.bind` copies: the attributes of all votes.
+ATTRIBUTES = ("context", "children", "field", "parents", "dim", "bias", "autocast_dtype")
+
+
 class Votes(ABC):
     """What the children of a layer predict for their parents: lazy and immutable.
 
@@ -127,10 +130,12 @@ class Votes(ABC):
         recomputable: whether `with_children` can make the votes of some of the samples.
         autocast_dtype: type of matrix products under the caller's autocast, or None. Everything
             else is computed in full precision.
+        added: names of the attributes that a subclass sets besides, which `bind` copies too.
     """
 
     context = RoutingContext()
     recomputable = False
+    added: tuple[str, ...] = ()
     _memo: dict[str, Tensor] | None = None
 
     def __init__(
@@ -275,8 +280,10 @@ class Votes(ABC):
         return coupling
 
     def _copy(self, **changes: Any) -> Self:
-        votes = copy(self)
-        votes.__dict__.update(changes, _memo={})
+        votes = object.__new__(type(self))  # torch 2.11 compiles neither `copy` nor `vars`
+        for name in ATTRIBUTES + self.added:
+            setattr(votes, name, changes.get(name, getattr(self, name)))
+        votes._memo = {}
         return votes
 
     def _memoized(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
@@ -347,6 +354,8 @@ class DenseVotes(Votes):
         ArgumentError: shapes that do not fit, or tensors that are not of floating point.
     """
 
+    added = ("_votes",)
+
     def __init__(
         self,
         votes: Float[Tensor, "*batch i j d"],
@@ -415,6 +424,8 @@ class DenseMapVotes(MapVotes):
         ArgumentError: other axes, or tensors that are not of floating point.
     """
 
+    added = ("_votes",)
+
     def __init__(
         self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None
     ) -> None:
@@ -444,6 +455,7 @@ class ProductVotes(Votes):
     """
 
     recomputable = True
+    added = ("rows", "weight", "shift")
 
     def __init__(
         self,
