@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -77,7 +78,8 @@ class FixedCoupling(NamedTuple):
         return logits.to(like).expand(like.shape)
 
 
-class RoutingContext(NamedTuple):
+@dataclass(frozen=True)  # torch 2.11 compiles no `_replace` of a NamedTuple
+class RoutingContext:
     """What one call of a router needs besides its votes.
 
     Attributes:
@@ -103,7 +105,7 @@ class RoutingContext(NamedTuple):
         """The same for a routing that makes the couplings of the ablation by itself."""
         if self.fixed is not None:
             self.fixed.uses.append(None)
-        return self._replace(fixed=None)
+        return replace(self, fixed=None)
 
 
 # What `Votes.bind` copies: the attributes of all votes.
