@@ -107,6 +107,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Context without autocast on this tensor's device: operations keep the types of inputs."""
-    if x.device.type == "meta":
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast(device, enabled=False)
