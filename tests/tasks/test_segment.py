@@ -17,7 +17,8 @@ from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer import VIEWS, Motion, Session, open_views
+from torchcaps.explorer import VIEWS, Session, open_views
+from torchcaps.explorer.views import infer
 from torchcaps.reporting import predict
 from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
@@ -492,15 +493,15 @@ def test_the_explorer_shows_a_drawing_for_each_class():
     model.preprocess = tc.data.Preprocess((16, 16), 1)
     session = Session(create_task(model, TrainConfig(), images), "masks", images)
     picture, labels = session.example(2)
-    look = VIEWS["infer"](session).run(picture)
-    assert look.activation.sum().item() == pytest.approx(1)
-    assert look.reconstructions.shape == (1, 3, 16, 16)
+    look = infer(session, picture)
+    assert look["activation"].sum().item() == pytest.approx(1)
+    assert look["drawn"].shape == (1, 3, 16, 16)
     assert labels == (images.labels[2].item(),)
     description = session.describe()
     assert (description["classes"], description["dense"]) == (list(images.classes), True)
     assert "pose" not in open_views(session)
-    rotated = VIEWS["transform"](session).run(picture, Motion(), [0.0, 10.0], 1)
-    assert rotated.activation.shape == (2, 4)
+    rotated = VIEWS["transform"].function(session, picture, [0.0, 10.0], 1)
+    assert rotated["activation"].shape == (2, 4)
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):

@@ -119,8 +119,7 @@ def _split_paths(paths: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
 
     The first path is an input by its name, or as the only one, a folder that is no run folder.
     """
-    from torchcaps.data.archives import ARCHIVES
-    from torchcaps.data.images import SUFFIXES
+    from torchcaps.data.images import ARCHIVES, SUFFIXES
 
     if not paths:
         raise UsageError(NO_INPUTS)
@@ -146,9 +145,11 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         results: the format.
         top_k: number of classes of an image in a table.
     """
-    from torchcaps.reporting.row_files import columns, csv_lines, json_lines, open_row_file
+    from torchcaps.reporting.prediction import columns
 
     if file := results.output_file or results.parquet:
+        from torchcaps.reporting.row_files import open_row_file
+
         with ExitStack() as stack:
             with usage():
                 write_row = stack.enter_context(open_row_file(file, top_k))
@@ -165,8 +166,12 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         yield rows.append
         print_json(rows)
     elif results.jsonl:
+        from torchcaps.reporting.row_files import json_lines
+
         yield json_lines(sys.stdout)
     elif results.csv:
+        from torchcaps.reporting.row_files import csv_lines
+
         yield csv_lines(sys.stdout, top_k)
     else:
         table: list[list[str]] = []

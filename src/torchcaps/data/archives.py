@@ -29,6 +29,7 @@ from torchcaps.data.folder import (
     split_folders,
 )
 from torchcaps.data.images import (
+    ARCHIVES,
     SIGNATURE,
     SIGNATURE_BYTES,
     SUFFIXES,
@@ -39,7 +40,6 @@ from torchcaps.data.notes import Omissions
 from torchcaps.data.reading import Unpacked, check_memory, open_file, read_errors
 from torchcaps.errors import DataError
 
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 MEMBER_BYTES = 2048  # memory that the description of a member takes
 LOCATION = re.compile(r"(.*?\.(?:tar(?:\.\w+)?|tgz)):.*@(\d+)\+(\d+)", re.DOTALL | re.IGNORECASE)
 LABEL_SUFFIXES = (".cls", ".json")

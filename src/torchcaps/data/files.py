@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -179,21 +180,21 @@ def _decode_batches(images: DiskDataset, batches: Sequence[Tensor]) -> Iterator[
     """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
     workers = default_workers() if images.workers is None else images.workers
     indices = [indices.tolist() for indices in batches]
-    dataset = _DecodedBatches(images.inputs)
     workers = min(workers, max(0, len(batches) - 1))
-    for pixels, problem in decode_batches(dataset, indices, workers, images.name):
+    decode = partial(_decode_rows, images.inputs)
+    for pixels, problem in decode_batches(decode, indices, workers, images.name):
         if problem:
             raise DataError(problem)
         yield torch.from_numpy(pixels)
 
 
 def decode_batches(
-    dataset: TorchDataset[Any], batches: Iterable[list[Any]], workers: int, name: str
+    decode: Callable[[list[Any]], Any], batches: Iterable[list[Any]], workers: int, name: str
 ) -> Iterator[Any]:
-    """What a data set gives for each batch, in order; a few batches are decoded ahead.
+    """What a function makes of each batch, in order; workers decode a few batches ahead.
 
     Args:
-        dataset: its `__getitems__` takes a batch, and returns what can be pickled.
+        decode: takes a batch, and returns what can be pickled, as it can be itself.
         batches: of any number.
         workers: processes that decode; 0 for this process.
         name: of the images, for errors.
@@ -201,8 +202,11 @@ def decode_batches(
     Raises:
         DataError: a process that decodes images was ended.
     """
+    if not workers:
+        yield from map(decode, batches)
+        return
     loader = DataLoader(
-        dataset,
+        _Decoded(decode),
         batch_sampler=cast(Any, batches),
         num_workers=workers,
         collate_fn=_unchanged,
@@ -212,8 +216,6 @@ def decode_batches(
     try:
         yield from loader
     except RuntimeError as error:  # torch raises no class of its own
-        if not workers:
-            raise
         raise DataError(
             f"{name}: a process that decodes images was ended ({error}); where "
             "memory is exhausted, use fewer workers (--workers), or 0"
@@ -230,22 +232,26 @@ def default_workers(num_ranks: int = 1) -> int:
     return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
 
 
-class _DecodedBatches(TorchDataset[Any]):
-    """What a `DataLoader` reads from; an index is a list, the images of a batch."""
+@dataclass(frozen=True)
+class _Decoded(TorchDataset[Any]):
+    """What a `DataLoader` reads from; an index is a batch."""
 
-    def __init__(self, images: EncodedImages) -> None:
-        self.images = images
+    decode: Callable[[list[Any]], Any]
 
-    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
-        """Pixels, and an error in words: an exception would come back with its traceback.
+    def __getitems__(self, batch: list[Any]) -> Any:
+        return self.decode(batch)
 
-        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
-        """
-        try:
-            images = self.images[torch.tensor(indices, dtype=torch.int64)]
-            return images.decode().numpy(), ""
-        except DataError as error:
-            return None, str(error)
+
+def _decode_rows(images: EncodedImages, indices: list[int]) -> tuple[np.ndarray | None, str]:
+    """Pixels, and an error in words: an exception would come back with its traceback.
+
+    Arrays pass through a pipe, tensors through shared memory, of which containers have little.
+    """
+    try:
+        selected = images[torch.tensor(indices, dtype=torch.int64)]
+        return selected.decode().numpy(), ""
+    except DataError as error:
+        return None, str(error)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -30,6 +30,7 @@ FORMATS = {
     "WEBP": (".webp",),
 }
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # which may hold images
 # How files of these formats begin, by which those without an ending are recognized.
 SIGNATURE = re.compile(
     rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|BM.{4}\0{4}|P[1-6]\s[\s\d#]"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from torchcaps.data.archives import ARCHIVES, archive_members, open_archive
-from torchcaps.data.images import natural_key
+from torchcaps.data.images import ARCHIVES, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
@@ -106,6 +105,8 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
     """The files in an archive, plain or compressed, in its order."""
+    from torchcaps.data.archives import archive_members, open_archive
+
     with open_archive(path) as archive:
         for member in archive_members(archive, path):
             if member.isfile() and _is_visible_input(member.name, preprocess):

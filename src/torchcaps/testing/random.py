@@ -56,7 +56,7 @@ def random_capsules(
     size = (batch, *space, capsules, dim)
     generator = generator or seeded(device=device)
     s = scale * torch.randn(size, generator=generator, dtype=dtype, device=device)
-    return Capsules(*squash_with_length(s))
+    return squash_with_length(s)
 
 
 def random_votes(

@@ -9,8 +9,8 @@ from torchcaps.evaluation.forward import device_of
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._base import eval_outputs
 from torchcaps.training.checkpoint import load
-from torchcaps.training.files import MODEL_FILE, read_json, write_json
-from torchcaps.training.run import CALIBRATION_FILE, Run
+from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, read_json, write_json
+from torchcaps.training.run import Run
 
 FORMAT = 1
 
