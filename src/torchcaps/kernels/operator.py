@@ -116,14 +116,10 @@ def define_operator(
         with without_autocast(flat[0]):
             return operation(*flat).reference()
 
-    outputs = ", ".join(["Tensor"] * num_outputs)
-    run_operator = _register(f"{name}({arguments}) -> ({outputs})", run, fake_run)
-
-    gradients = ", ".join(["Tensor"] * num_tensors)
-    backward_arguments = f"{arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted"
-    run_gradient = _register(
-        f"{name}_backward({backward_arguments}) -> ({gradients})", run_backward, fake_backward
-    )
+    run_operator = _register(name, arguments, num_outputs, run, fake_run)
+    arguments = f"{arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted"
+    backward_name = f"{name}_backward"
+    run_gradient = _register(backward_name, arguments, num_tensors, run_backward, fake_backward)
 
     num_graded = num_outputs - num_saved
     differentiable = _make_differentiable(
@@ -133,18 +129,27 @@ def define_operator(
     return lambda inputs: _pack_single(run_operator(*inputs))
 
 
-def _register(schema: str, run: Callable[..., Any], fake_run: Callable[..., Any]) -> Any:
-    """Make an operator of a schema `name(arguments) -> (outputs)`.
+def _register(
+    name: str,
+    arguments: str,
+    num_outputs: int,
+    run: Callable[..., Any],
+    fake_run: Callable[..., Any],
+) -> Any:
+    """Make an operator `name(arguments)` of this library.
 
     Wrappers of `torch.library.custom_op` take longer than the rest of a small call.
 
     Args:
-        schema: its name, arguments and outputs.
+        name: of the operator.
+        arguments: types and names, as in torch's schemas.
+        num_outputs: how many tensors it returns.
         run: computes the outputs, on every device.
         fake_run: makes empty outputs, for compilers.
     """
+    outputs = ", ".join(["Tensor"] * num_outputs)
+    schema = f"{name}({arguments}) -> ({outputs})"
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    name = schema.partition("(")[0]
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{_LIBRARY.ns}::{name}", fake_run, lib=_LIBRARY)
     return getattr(torch.ops.torchcaps, name).default
