@@ -504,11 +504,9 @@ Tensor device_empty_strided(IntArrayRef size, IntArrayRef strides, std::optional
                                                   dtype_or_default(dtype)));
 }
 
-// A copy in host memory, of tensors on the device or pinned ones.
+// A copy in the memory that two tensors have now, which is not kept.
 std::function<void()> copying(const Tensor& target, const Tensor& source) {
-  Tensor to = target.is_cuda() ? host_view(target) : target;
-  Tensor from = source.is_cuda() ? host_view(source) : source;
-  return [to, from]() mutable {
+  return [to = host_view(target), from = host_view(source)]() mutable {
     if (to.numel() > 0) to.copy_(from);
   };
 }
@@ -519,7 +517,8 @@ void record_copy(Graph& graph, const Tensor& target, const Tensor& source) {
   for (const Tensor* tensor : {&target, &source}) {
     if (tensor->is_cuda()) continue;
     const PinnedBlock block = pinned_block(tensor->storage().data());
-    if (!graph.own_pinned.count(block.get())) graph.outside_pinned[block.get()] = block;
+    if (graph.own_pinned.count(block.get())) graph.kept.push_back(*tensor);
+    else graph.outside_pinned[block.get()] = block;
   }
   auto run = copying(target, source);
   if (target.is_cuda()) run();

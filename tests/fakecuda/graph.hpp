@@ -100,7 +100,8 @@ struct Graph {
   std::set<Memory*> own;    // the same
   std::map<Memory*, std::pair<std::weak_ptr<Memory>, std::string>> outside;  // whose first user is named
   std::map<const size_t*, std::weak_ptr<size_t>> outside_pinned;
-  std::set<const size_t*> own_pinned;
+  std::set<const size_t*> own_pinned;  // that it allocated
+  std::vector<Tensor> kept;            // in such memory
   std::vector<std::pair<Block, std::vector<char>>> saved;  // what it writes outside, as it was
   std::set<Memory*> is_saved;
   std::vector<Generator> registered;
