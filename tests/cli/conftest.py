@@ -12,7 +12,7 @@ import torch
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
 from torchcaps.reporting import api, html as html  # before `no_plots` changes what it imports
-from torchcaps.training import threads
+from torchcaps.training import device
 from training.fixtures import bars as bars, run as run, trained as trained
 
 RESUME = ("train", "capsnet", "--resume", "--no-keep-memory")
@@ -49,7 +49,7 @@ def command(capsys, monkeypatch, tmp_path, handlers):
 
     def run(*words):
         torch.set_num_threads(1)
-        monkeypatch.setattr(threads, "_default", 1)  # as in a new process
+        monkeypatch.setattr(device, "_default", 1)  # as in a new process
         capsys.readouterr()
         try:
             status = main(list(flatten(words)))

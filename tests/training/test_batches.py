@@ -11,9 +11,8 @@ import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.inputs import to_batch
-from torchcaps.training.sampling import epoch_permutation
+from torchcaps.training.sampling import DatasetBatches, epoch_permutation
 
 
 @pytest.fixture

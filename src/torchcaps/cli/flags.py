@@ -162,4 +162,4 @@ def use_threads(count: int | None) -> None:
     """Let torch take so many processor threads; None leaves its choice."""
     if count is not None:
         with usage():
-            tc.training.threads.set_threads("--threads", count)
+            tc.training.device.set_threads("--threads", count)

@@ -14,10 +14,8 @@ from torchcaps import training
 from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
-from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -25,11 +23,16 @@ from torchcaps.training.callbacks import (
     ProgressBar,
     SecondStart,
 )
-from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
+from torchcaps.training.device import (
+    memory_errors,
+    resolve_device,
+    resolve_precision,
+    training_threads,
+)
 from torchcaps.training.inputs import Data, as_set, is_loader
 from torchcaps.training.loop import Row, Trainer
-from torchcaps.training.sampling import cropped, split
-from torchcaps.training.threads import training_threads
+from torchcaps.training.sampling import DatasetBatches, cropped, split
+from torchcaps.transfer import device_of
 from torchcaps.types import model_metadata, set_model_metadata
 from torchcaps.words import counted
 
@@ -103,16 +106,22 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
-    names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(**settings)
+    names = []
+    watchers = []
+    num_threads = None
+    for callback in callbacks:
+        if isinstance(callback, str):
+            names.append(callback)
+        else:
+            watchers.append(callback)
+            num_threads = callback.threads or num_threads
     if names:
         config = config.updated(callbacks=names)
-    watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    threads = [watcher.threads for watcher in watchers if watcher.threads]
-    with memory_errors(), training_threads(device, *threads) as choice, _memory_format(model):
+    with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(model):
         model.to(device)
         if is_loader(data):
             config = training.loaders.loader_config(data, config)
@@ -124,7 +133,10 @@ def fit(
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = _load_initial(model, config.model.init, images.classes)
+        initial = ""
+        if config.model.init is not None:
+            weights = training.initial.InitialWeights(model, config.model.init, images.classes)
+            initial = weights.sentence
         batches: Any = DatasetBatches(images, task, config)
         if is_loader(data):
             batches = training.loaders.LoaderBatches(data, images, task, config)
@@ -172,13 +184,6 @@ def _fit_data(
     if val_images is None:
         return *split(images, config), notes
     return images, match_classes(val_images, images.classes), notes
-
-
-def _load_initial(model: nn.Module, source: str | None, classes: tuple[str, ...]) -> str:
-    """A sentence on the weights of another training that a model begins with, if on any."""
-    if source is None:
-        return ""
-    return training.initial.InitialWeights(model, source, classes).sentence
 
 
 @contextmanager

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -21,15 +24,16 @@ from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
 from torchcaps.data.dataset import select_rows
 from torchcaps.data.splits import first_labels, stratified_split
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import Task
 from torchcaps.training.inputs import (
     BATCH_SIZE,
-    Samples,
+    PICTURES,
     dataset_targets,
+    image_tensor,
     model_size,
     read_loader,
+    split_sample,
     target_tensors,
     to_batch,
 )
@@ -40,6 +44,7 @@ from torchcaps.training.sampling import (
     split_batches,
     step_seed,
 )
+from torchcaps.transfer import device_of
 
 # What a loader over a part of a data set takes over from the loader of the whole.
 KEPT_OPTIONS = (
@@ -54,6 +59,39 @@ KEPT_OPTIONS = (
 )
 # Settings that the loader of a caller decides.
 DECIDED = ("batch_size", "balance", "epoch_size", "workers")
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs of a caller's map-style data set, which are read when they are needed.
+
+    Attributes:
+        dataset: of the caller.
+        rows: `[n]` indices into it.
+        image_shape: (channels, height, width).
+    """
+
+    dataset: Any
+    rows: Int64[Tensor, " n"]
+    image_shape: torch.Size
+    dtype: ClassVar[torch.dtype] = torch.float32
+    device: ClassVar[torch.device] = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of all inputs together."""
+        return torch.Size((len(self), *self.image_shape))
+
+    def __getitem__(self, indices: Tensor) -> Self:
+        return replace(self, rows=self.rows[indices])
+
+    def decode(self) -> Tensor:
+        """The inputs, read now."""
+        samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
+        return image_tensor(samples if isinstance(samples[0], PICTURES) else np.stack(samples))
 
 
 def loader_data(

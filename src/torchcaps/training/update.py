@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import Batch
 from torchcaps.distributed import Ranks, data_parallel, exclude_padding_rows
-from torchcaps.evaluation.forward import device_of
 from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
@@ -26,19 +25,7 @@ from torchcaps.training.callbacks import copy_state
 from torchcaps.training.device import AUTOCAST, resolve_precision
 from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.transfer import widen
-
-
-class TrainingStep(nn.Module):
-    """A task's training step as the forward pass of a module, as data parallelism needs it."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.task = task
-
-    def forward(self, batch: Any, fraction_trained: float) -> dict[str, Tensor]:
-        """Losses of a batch by name; `fraction_trained` of all steps, in [0, 1], are done."""
-        return self.task.training_step(batch, fraction_trained)
+from torchcaps.transfer import device_of, widen
 
 
 class WeightAverage:
@@ -133,7 +120,7 @@ class Updater:
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in task.modules())
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
-        self.training_step: Any = data_parallel(TrainingStep(task), ranks)
+        self.training_step: Any = data_parallel(task, ranks)
         self.reset()
 
     def reset(self) -> None:
