@@ -134,17 +134,17 @@ struct DeviceGenerator final : CPUGeneratorImpl {
     device_ = device;
     key_set_ = device.is_cpu() ? DispatchKeySet(DispatchKey::CPU) : KEYS;
   }
-  // Nobody may look at its state in a capture; what was left to the device draws before.
+  // Nobody may look at its state in a capture.
   void set_current_seed(uint64_t seed) override {
-    wait_for("the seed of a generator");
+    check_not_captured("the seed of a generator");
     CPUGeneratorImpl::set_current_seed(seed);
   }
   void set_state(const c10::TensorImpl& state) override {
-    wait_for("the state of a generator");
+    check_not_captured("the state of a generator");
     CPUGeneratorImpl::set_state(state);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    wait_for("the state of a generator");
+    check_not_captured("the state of a generator");
     return CPUGeneratorImpl::get_state();
   }
   DeviceGenerator* clone_impl() const override {
@@ -176,7 +176,7 @@ struct Hooks final : CUDAHooksInterface {
   Device getDeviceFromPtr(void*) const override { return GPU; }
   const Generator& getDefaultGenerator(DeviceIndex) const override { return default_generator(); }
   Generator getNewGenerator(DeviceIndex) const override {
-    wait_for("a new generator");
+    check_not_captured("a new generator");
     return make_generator<DeviceGenerator>(default_rng_seed_val);
   }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }

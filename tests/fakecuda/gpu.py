@@ -69,7 +69,7 @@ class Stream(torch.Stream):
     def __new__(cls, device=None, priority=0, **parts):
         if parts:
             return super().__new__(cls, **parts)
-        return super().__new__(cls, torch.device("cuda", device or 0), priority=priority)
+        return super().__new__(cls, torch.device("cuda" if device is None else device), priority=priority)
 
     @property
     def cuda_stream(self):
@@ -79,7 +79,7 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """`torch.cuda.Event`."""
 
-    def __new__(cls, enable_timing=False, blocking=False, interprocess=False, external=False):
+    def __new__(cls, enable_timing=False, blocking=False):
         return super().__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking)
 
 

@@ -158,12 +158,15 @@ inline Graph* recorder(const std::string& name) {
 
 inline bool is_capturing() { return capturing && current_stream == capturing->stream; }
 
+inline void check_not_captured(const std::string& what) {
+  if (!is_capturing()) return;
+  capturing->is_invalid = true;
+  refuse(what);
+}
+
 // The host asks for a result.
 inline void wait_for(const std::string& what) {
-  if (is_capturing()) {
-    capturing->is_invalid = true;
-    refuse("the host waits: " + what);
-  }
+  check_not_captured("the host waits: " + what);
   if (!capturing) flush();
 }
 
@@ -220,6 +223,7 @@ inline void replay(const GraphPointer& graph) {
   queue.push_back([graph, held = std::move(held), held_pinned = std::move(held_pinned)] {
     graph->run();
   });
+  if (!graph->drawn.empty()) flush();  // it draws by the generators as they are now
 }
 
 // Streams and events ------------------------------------------------------------------------------

@@ -39,12 +39,12 @@ from torchcaps.training.inputs import (
 )
 from torchcaps.training.sampling import (
     SAMPLES,
+    DatasetBatches,
     epoch_permutation,
     holdout_amount,
     split_batches,
     step_seed,
 )
-from torchcaps.transfer import device_of
 
 # What a loader over a part of a data set takes over from the loader of the whole.
 KEPT_OPTIONS = (
@@ -185,7 +185,7 @@ def _part_loader(data: Any, rows: Tensor, **options: Any) -> DataLoader[Any]:
     return DataLoader(Subset(dataset, rows.tolist()), **options)
 
 
-class LoaderBatches:
+class LoaderBatches(DatasetBatches):
     """The batches of a data set or a loader of the caller; see `DatasetBatches`.
 
     Samples of a data set come in the order of (seed, epoch). A step takes as many batches as the
@@ -199,23 +199,21 @@ class LoaderBatches:
     """
 
     def __init__(self, data: Any, images: Dataset, task: Task, config: TrainConfig) -> None:
+        super().__init__(images, task, config)
         self.data = data
-        self.images = images
-        self.task = task
-        self.config = config
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch."""
         return -(-len(self._loader(epoch)) // self.config.optimizer.accumulate)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batch of each step, on the device of the model."""
+        """The batch of each step."""
         samples = iter(self._loader(number))
         step = 0
         while group := list(islice(samples, self.config.optimizer.accumulate)):
             if step >= start:
                 batches = [to_batch(sample, self.images.classes) for sample in group]
-                yield join_batches(batches, self.task.targets).to(device_of(self.task.model))
+                yield join_batches(batches, self.task.targets)
             step += 1
 
     def _loader(self, epoch: int) -> DataLoader[Any]:

@@ -145,12 +145,12 @@ def test_tensors_of_the_host_in_a_capture(x, refusal):
 
 
 def test_a_copy_reads_the_same_pinned_memory_again(x, capture):
-    pinned = torch.ones(4).pin_memory()
-    graph = capture(lambda: x.copy_(pinned, non_blocking=True))
-    pinned += 1
+    sources = [torch.ones(4).pin_memory()]
+    graph = capture(lambda: x.copy_(sources[0], non_blocking=True))
+    sources[0] += 1
     graph.replay()
     assert x.tolist() == [2] * 4
-    del pinned
+    sources.clear()
     with pytest.raises(RuntimeError, match="pinned memory that was freed"):
         graph.replay()
 
@@ -175,11 +175,11 @@ def test_numbers_of_the_host_are_frozen(x, capture):
 
 
 def test_memory_that_was_freed(x, capture):
-    other = torch.ones(4, device="cuda")
-    graph = capture(lambda: x.add_(other))
+    others = [torch.ones(4, device="cuda")]
+    graph = capture(lambda: x.add_(others[0]))
     graph.replay()
     torch.cuda.synchronize()
-    del other
+    others.clear()
     with pytest.raises(RuntimeError, match="add uses memory outside of it that was freed"):
         graph.replay()
 

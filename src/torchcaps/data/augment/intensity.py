@@ -12,6 +12,7 @@ from torchcaps.data.augment.transforms import AXES, register_augmentation
 from torchcaps.data.pixels import Images
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
+from torchcaps.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,8 @@ def color_jitter(
     check_range("brightness", brightness, low=0)
     check_range("contrast", contrast[0], low=0, high=contrast[1])
     # Two numbers in [0, 1) for each image, both [batch, 1, 1, 1].
-    brightness_draw, contrast_draw = torch.rand(
-        2, len(images), 1, 1, 1, generator=generator, device=generator.device
-    ).to(images)
+    draws = torch.rand(2, len(images), 1, 1, 1, generator=generator, device=generator.device)
+    brightness_draw, contrast_draw = to_device(draws, images)
     images = images + brightness * (2 * brightness_draw - 1)
 
     low, high = contrast
