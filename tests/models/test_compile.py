@@ -10,6 +10,7 @@ import torchcaps as tc
 from torchcaps.data import Batch
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
+from torchcaps.training.update import TrainingStep
 
 from .small import SMALL
 
@@ -45,7 +46,7 @@ def gradients_of(step, model, batch):
 
 def test_a_training_step_compiles_whole_and_once():
     model = small_capsnet(impl="blocked", decoder=False, iterations=2)
-    step = create_task(model, TrainConfig())
+    step = TrainingStep(create_task(model, TrainConfig()))
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
     frames = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.__config__ import parallel_info
 
-from torchcaps.training import Interrupted, Run, device, fit, train
+from torchcaps.training import Interrupted, Run, device, train
 
 from .makers import Watch, contents, stop_after, tiny
 
@@ -122,12 +122,4 @@ def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path
     watch = Watch(lambda *_: counts.append(torch.get_num_threads()))
     train(tiny(bars), tmp_path, resume=True, callbacks=[watch])
     assert set(counts) == {1}
-    assert torch.get_num_threads() == 2
-
-
-def test_fit_says_which_threads_it_takes(several):
-    watch = Watch()
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-    fit(model, torch.rand(8, 1, 8, 8), torch.arange(8) % 2, callbacks=[watch], epochs=1)
-    assert any(text.endswith("25 times as long") for text in watch.messages)
     assert torch.get_num_threads() == 2

@@ -177,10 +177,6 @@ class Task(nn.Module):
         """
         return self.transforms(batch, generator) if self.training else batch
 
-    def forward(self, batch: Batch, fraction_trained: float) -> Outputs:
-        """`training_step`, called through what wraps the task, such as data parallelism."""
-        return self.training_step(batch, fraction_trained)
-
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """Losses of a batch: "loss", and its parts by name, means over the batch without axes.
 

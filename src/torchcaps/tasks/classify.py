@@ -170,9 +170,9 @@ class Classify(Task):
         largest = int(counts.max())
         if self.score == "accuracy" and largest > MAX_RATIO * smallest:
             self.score = "balanced_accuracy"
-            counts = counts.tolist()
-            small = images.classes[counts.index(smallest)]
-            large = images.classes[counts.index(largest)]
+            sizes = counts.tolist()
+            small = images.classes[sizes.index(smallest)]
+            large = images.classes[sizes.index(largest)]
             self.score_reason = (
                 f"classes have from {smallest:,} ({small}) to {largest:,} ({large}) images: the "
                 "epoch is chosen by balanced accuracy, the mean accuracy of the classes"

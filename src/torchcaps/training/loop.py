@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,6 @@ from torchcaps.training.sampling import DatasetBatches, Rows
 from torchcaps.training.schedules import learning_rate_factor, learning_rates, part_ends
 from torchcaps.training.update import Updater
 from torchcaps.transfer import tape
-
-if TYPE_CHECKING:
-    from torchcaps.training.loaders import LoaderBatches
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -123,7 +120,7 @@ class Trainer:
         self,
         task: Task,
         config: TrainConfig,
-        batches: DatasetBatches | LoaderBatches,
+        batches: DatasetBatches,
         val_images: Dataset,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -132,9 +129,8 @@ class Trainer:
         self.config = config
         self.batches = batches
         self.val_images = val_images
-        self.callbacks = list(callbacks)
-        for name in config.training.callbacks:
-            self.callbacks.append(CALLBACKS[name]())
+        named_callbacks = [CALLBACKS[name]() for name in config.training.callbacks]
+        self.callbacks = [*callbacks, *named_callbacks]
         self.ranks = current()
         self.steps_per_epoch = batches.steps(0)
         self.total_steps = config.training.epochs * self.steps_per_epoch
@@ -144,12 +140,7 @@ class Trainer:
         convert_conv2d_weight_memory_format(task, torch.channels_last)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-        # A GPU works on steps after the host has left them, and a number that the host reads makes
-        # it wait. So losses stay there for some steps, unless a callback wants them at once.
-        self.reads_each_step = self.updater.device.type == "cpu" or self.ranks.world_size > 1
-        for callback in self.callbacks:
-            if not callback.is_late and type(callback).on_step is not Callback.on_step:
-                self.reads_each_step = True
+        self.reads_each_step = reads_each_step(self.updater, self.callbacks)
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
@@ -230,13 +221,10 @@ class Trainer:
             self.step(item)
             num_samples += self.ranks.shard_size(len(item.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
-            if (
-                self.reads_each_step
-                or is_epoch_end
-                or state.step % LOG_INTERVAL == 0
-                or state.step % self.config.training.checkpoint_every == 0
-                or state.step in (1, self.probe_step)
-            ):
+            is_due = is_epoch_end or state.step in (1, self.probe_step)
+            is_due |= state.step % LOG_INTERVAL == 0
+            is_due |= state.step % self.config.training.checkpoint_every == 0
+            if self.reads_each_step or is_due:
                 self._report()
             if self.state is not state:
                 return
@@ -276,7 +264,7 @@ class Trainer:
         else:
             means = self.compute_gradients(item, fraction_trained)
         num_samples = self.ranks.shard_size(len(item.indices))
-        self._unread.append((state.step, rates[0], num_samples, self.loss_names, means))
+        self._unread.append((state.step, rates[0], num_samples, [*self.loss_names, "count"], means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._read_losses()
         state.step += 1
@@ -316,7 +304,7 @@ class Trainer:
             count = torch.tensor([num_samples], dtype=torch.float64)
             totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             row = {"step": step + 1}
-            for name, total in zip([*names, "count"], totals, strict=True):
+            for name, total in zip(names, totals, strict=True):
                 self.state.sums[name] = self.state.sums.get(name, 0.0) + total
                 row[name] = total / totals[-1]
             del row["count"]
@@ -331,6 +319,20 @@ class Trainer:
             losses = self._unreported.pop(0)
             for callback in self.callbacks:
                 callback.on_step(self, losses)
+
+
+def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
+    """Whether the losses of each step are read before the next one.
+
+    A GPU works on steps after the host has left them, and a number that the host reads makes it
+    wait. So losses stay there for some steps, unless a callback wants them at once.
+    """
+    if updater.device.type == "cpu" or updater.ranks.world_size > 1:
+        return True
+    return any(
+        not callback.is_late and type(callback).on_step is not Callback.on_step
+        for callback in callbacks
+    )
 
 
 def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
