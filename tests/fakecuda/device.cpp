@@ -379,7 +379,9 @@ struct Call {
     const auto& parameters = operation.schema().arguments();
     for (size_t n = 0; n < arguments.size(); n++) {
       const auto* alias = parameters[n].alias_info();
-      const bool writes = alias && alias->isWrite();
+      // Schemas of batch norms do not say that they write their statistics.
+      const bool is_statistic = parameters[n].name().rfind("running_", 0) == 0;
+      const bool writes = (alias && alias->isWrite()) || is_statistic;
       if (arguments[n].isTensor()) {
         graph->use(arguments[n].toTensor(), name, writes);
       } else if (arguments[n].isTensorList()) {

@@ -18,111 +18,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Generator, Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from torchcaps.errors import ArgumentError
-from torchcaps.transfer import send, tape, to_device
+from torchcaps.training.tape import Tape
+from torchcaps.transfer import to_device
 
 if TYPE_CHECKING:
     from torchcaps.training.loop import Trainer
 
 NUM_WARM_UP = 3  # steps, in which kernels are chosen and loaded, and the optimizer makes its state
 ALIGNMENT = 16  # bytes, of each tensor that is sent
-
-
-class Place(int):
-    """Number of a tensor of a tape, in place of the tensor."""
-
-
-class Tape(TorchDispatchMode):
-    """What the host computes in a step, to be computed again without the code that asked for it.
-
-    Args:
-        tensors: of the CPU, those of the step.
-        expected: what is to be sent, and the tensors on the device that take its place; None copies
-            each by itself.
-
-    Attributes:
-        tensors: those, and what was computed from them or drawn, in this order.
-        operations: that computed them, with their arguments; a `Place` stands for one of them.
-        sent: what was sent to the device: the place of one of them, or a tensor that stays.
-        copies: of what was sent, on the device.
-    """
-
-    def __init__(
-        self, tensors: Sequence[Tensor], expected: Iterator[tuple[Tensor, Tensor]] | None = None
-    ) -> None:
-        super().__init__()
-        self.expected = expected
-        self.tensors = list(tensors)
-        self.operations: list[tuple[Any, Any, Any]] = []
-        self.sent: list[Any] = []
-        self.copies: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operation, and record it if it draws numbers or takes what changes.
-
-        What it gives is to be on the CPU. Copies on their way to the device are not recorded.
-        """
-        outputs = func(*args, **(kwargs or {}))
-        tensors = tree_leaves(outputs)
-        arguments, options = tree_map(self._place, (args, kwargs or {}))
-        is_changing = any(
-            isinstance(value, Place | Generator) for value in tree_leaves((arguments, options))
-        )
-        is_on_host = all(
-            isinstance(tensor, Tensor) and tensor.device.type == "cpu" and not tensor.is_pinned()
-            for tensor in tensors
-        )
-        if is_changing and is_on_host:
-            self.operations.append((func, arguments, options))
-            self.tensors.extend(tensors)
-        return outputs
-
-    def _place(self, value: Any) -> Any:
-        """The place of a tensor of the tape; anything else as it is."""
-        for place, tensor in enumerate(self.tensors):
-            if tensor is value:
-                return Place(place)
-        return value
-
-    def send(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """Send a tensor to a device, and remember it; RuntimeError for one that is not expected."""
-        if self.expected is not None:
-            value, copy = next(self.expected)
-            if not torch.equal(tensor, value):
-                raise RuntimeError("what the host sends depends on more than the seed of the step")
-            return copy
-        self.sent.append(self._place(tensor))
-        self.copies.append(send(tensor, device))
-        return self.copies[-1]
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """While open, `to_device` sends by this tape."""
-        token = tape.set(self)
-        try:
-            yield
-        finally:
-            tape.reset(token)
-
-    def play(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What is sent in another step.
-
-        Args:
-            tensors: of the step, as many as of the recorded one.
-        """
-        played = list(tensors)
-
-        def find(value: Any) -> Any:
-            return played[value] if isinstance(value, Place) else value
-
-        for func, arguments, options in self.operations:
-            outputs = func(*tree_map(find, arguments), **tree_map(find, options))
-            played.extend(tree_leaves(outputs))
-        return tree_map(find, self.sent)
 
 
 class StepGraph:
@@ -149,6 +56,7 @@ class StepGraph:
     def reset(self) -> None:
         """Begin anew, where the optimizer is another one."""
         self.num_steps = 0
+        self.form: list[Any] = []
         self.graph: Any = None
 
     def step(self, item: Any, numbers: Sequence[float]) -> Tensor:
@@ -163,8 +71,9 @@ class StepGraph:
         """
         tensors = [torch.tensor(numbers, dtype=torch.float64), *tree_leaves(item)]
         form = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        if self.num_steps == 0:
+        if self.graph is None and form != self.form:
             self.form = form
+            self.num_steps = 0
         if form != self.form:  # a last batch of fewer images
             return self._take(item, numbers)
         self.num_steps += 1
