@@ -332,10 +332,16 @@ struct Call {
 
   Tensor down(const Tensor& tensor) {
     if (!tensor.defined()) return tensor;
-    // A number on the host is a part of the graph, as it is now.
-    if (!tensor.is_cuda()) return graph && tensor.dim() == 0 ? tensor.clone() : tensor;
+    if (!tensor.is_cuda()) return graph && tensor.dim() == 0 ? frozen(tensor) : tensor;
     pairs.emplace_back(tensor, host_view(tensor));
     return pairs.back().second;
+  }
+
+  // A number on the host is a part of the graph, as it is now.
+  static Tensor frozen(const Tensor& number) {
+    Tensor copy = number.clone();
+    copy.unsafeGetTensorImpl()->set_wrapped_number(number.unsafeGetTensorImpl()->is_wrapped_number());
+    return copy;
   }
 
   IValue down(const IValue& value, const std::string& argument) {

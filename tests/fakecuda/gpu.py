@@ -69,7 +69,9 @@ class Stream(torch.Stream):
     def __new__(cls, device=None, priority=0, **parts):
         if parts:
             return super().__new__(cls, **parts)
-        return super().__new__(cls, torch.device("cuda" if device is None else device), priority=priority)
+        return super().__new__(
+            cls, torch.device("cuda" if device is None else device), priority=priority
+        )
 
     @property
     def cuda_stream(self):

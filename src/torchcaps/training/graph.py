@@ -120,19 +120,22 @@ class StepGraph:
             graph.register_generator_state(updater.dropout)
         stream = torch.cuda.current_stream()
         expected = zip(values, received, strict=True)
+        reason = ""
         try:
             with (
                 Tape((), expected).used(),
                 torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
             ):
-                numbers = to_device(values[0], self.device)
-                self.means = self._take(item, numbers.unbind())
+                try:
+                    numbers = to_device(values[0], self.device)
+                    self.means = self._take(item, numbers.unbind())
+                except Exception as error:  # the end of such a capture raises another one
+                    reason = str(error)
+                    raise
         except Exception as error:
             updater.recover()
             self.trainer.seed()
-            while error.__context__ is not None:  # an end of a capture that failed has its own
-                error = error.__context__
-            self._give_up(str(error).splitlines()[0])
+            self._give_up((reason or str(error)).splitlines()[0])
             return False
         self.graph = graph
         return True
