@@ -7,6 +7,8 @@ is to be the same bit for bit. A system may stay without a graph: "reason" says 
 """
 
 
+from fakecuda import gpu  # noqa: F401  # isort: skip
+
 import argparse
 import json
 import tempfile
