@@ -95,7 +95,7 @@ class LinearLimit(nn.Module):
 
     def forward(self, children: Capsules) -> Capsules:
         s = self.linear(children.pose.flatten(1)).unflatten(1, self.sizes)
-        return Capsules(*squash_with_length(s))
+        return squash_with_length(s)
 
 
 class Variant(NamedTuple):

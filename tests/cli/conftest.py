@@ -107,6 +107,18 @@ def the_sentence(outcome):
     return line.removeprefix("torchcaps: error: ")
 
 
+def assert_fails(outcome, status, beginning):
+    """A command failed with this exit status and a sentence that begins so."""
+    assert outcome.status == status
+    assert the_sentence(outcome).startswith(beginning)
+
+
+def succeed(outcome):
+    """The outcome of a command that did not fail."""
+    assert outcome.status == 0, outcome.err
+    return outcome
+
+
 def python_block(page):
     """The first block of Python in a document."""
     text = page.read_text(encoding="utf-8")

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from torchcaps.reporting import sections
+from torchcaps.reporting import html
 
-from .conftest import the_sentence
+from .conftest import assert_fails
 
 
 def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
-    monkeypatch.setattr(sections, "sections_of", lambda run: [])
+    monkeypatch.setattr(html, "render_runs", lambda runs: "")
     outcome = command("report", run)
     assert (outcome.status, outcome.out) == (0, f"{run / 'report.html'}\n")
     outcome = command("report", run, "--output", "deep/page.html")
@@ -24,6 +24,4 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
     ],
 )
 def test_a_wrong_command_line_is_2(command, run, words, sentence):
-    outcome = command("report", words)
-    assert outcome.status == 2
-    assert the_sentence(outcome) == sentence
+    assert_fails(command("report", words), 2, sentence)

@@ -19,7 +19,6 @@ from .commands import SMALL, flatten, start_command, wait_for
 EPOCHS = 8
 STEPS = 56  # of all epochs
 TRAIN = f"train capsnet --output run --epochs {EPOCHS} --batch-size 6 --holdout 6".split()
-RESUME = ["train", "capsnet", "--output", "run", "--resume"]
 SEED = 20_171_026
 
 
@@ -80,26 +79,3 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(bars, expected, tmp_path, 
     else:
         pytest.fail("the run ended before it could be killed, five times")
     check_resumed((train_words(bars), "--resume"), expected, tmp_path)
-
-
-@pytest.mark.slow
-def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, expected, tmp_path):
-    for number, num_rows, words in (
-        (signal.SIGINT, 2, train_words(bars)),
-        (signal.SIGTERM, 6, RESUME),
-    ):
-        process = start_command(words, cwd=tmp_path)
-        assert wait_for(lambda: count_rows(tmp_path / "run") >= num_rows, process)  # noqa: B023
-        process.send_signal(number)
-        lines = iter(process.stderr.readline, "")
-        assert any(
-            "continue with: torchcaps train capsnet --output run --resume" in line for line in lines
-        )
-        while process.poll() is None:  # more signals do not change the status
-            process.send_signal(number)
-            time.sleep(0.001)
-        assert process.returncode == 128 + number
-        assert process.communicate()[1] == ""
-        assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
-        assert leftovers(tmp_path) == []
-    check_resumed(RESUME, expected, tmp_path)

@@ -21,7 +21,8 @@ from models.small import SMALLER
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init
-from torchcaps.explorer import VIEWS, open_session, open_views
+from torchcaps.explorer import open_session, open_views
+from torchcaps.explorer.views import infer, routing
 from torchcaps.training import TrainConfig, train
 from training.makers import assert_resumes
 
@@ -87,13 +88,13 @@ def test_every_command_takes_every_system(name, tmp_path, monkeypatch, capsys):
     assert main(["reconstruct", "run"]) == status
     session = open_session("run")
     picture, _ = session.example(0)
-    look = VIEWS["infer"](session).run(picture)
-    assert len(look.activation) == 10
-    assert (look.pose is not None) == spec.pose
+    look = infer(session, picture)
+    assert len(look["activation"]) == 10
+    assert (look["pose"] is not None) == spec.pose
     if "routing" in open_views(session):
-        VIEWS["routing"](session).run(picture, 0)
+        routing(session, picture, 0)
     if session.has_routing:
-        VIEWS["infer"](session).run(picture, uniform=True)
+        infer(session, picture, uniform=True)
 
 
 # Three steps of SGD, where rounding never changes a sign. After 14, EM routing makes 1e-3 of it.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from torchcaps.data import Dataset, Preprocess
-from torchcaps.explorer import Session
+from torchcaps.explorer import VIEWS, Session
 from torchcaps.models import create_model
 
 HOME = "http://127.0.0.1:8700"
@@ -45,6 +46,20 @@ def make_bars(count=9):
     for image, label in zip(images, labels, strict=True):
         image[:, :, 6 * label : 6 * label + 6] += 200
     return Dataset(images, {"label": labels}, CLASSES, "bars")
+
+
+def run(name, session, **arguments):
+    """What a view answers; without arguments of a request that are not named."""
+    [answer] = VIEWS[name].answer(session, [arguments])
+    return SimpleNamespace(**answer)
+
+
+def client_of(*sessions, **options):
+    """A client of a page of these models; options are those of `make_app`."""
+    testclient = pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
+    from torchcaps.explorer.app import make_app
+
+    return testclient.TestClient(make_app(sessions, **options), base_url=HOME)
 
 
 def encode_image(color="white", mode="RGB", kind="PNG"):

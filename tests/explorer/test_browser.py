@@ -23,15 +23,15 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tasks.makers import batch_of
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.explorer import VIEWS, Session, overlay, worker as queue
+from torchcaps.explorer import Session, overlay, worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
+from torchcaps.explorer.views import infer
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 
 from .conftest import as_loaded, encode_image
-from .test_tasks import make_spots_session
 
 pytestmark = pytest.mark.slow
 SECONDS = 30
@@ -298,7 +298,7 @@ def find_pair(reader, labels):
         for second in range(first):
             picture = overlay(reader.example(first)[0], reader.example(second)[0])
             pair = {labels[first], labels[second]}
-            if len(pair) == 2 and set(VIEWS["infer"](reader).run(picture, count=2).shown) == pair:
+            if len(pair) == 2 and set(infer(reader, picture, count=2)["shown"]) == pair:
                 return first, second
     pytest.fail("the model finds no pair")
 
@@ -422,26 +422,6 @@ def test_images_of_two_digits_have_two_predictions(page, reader, digits):
         page.wait(lambda: page.pixels("capsule-2").any())
         np.testing.assert_array_equal(page.pixels("overlap-seen"), page.pixels("seen"))
         assert "the input alone" in page.text("overlap")
-
-
-def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
-    with serve(make_spots_session()) as address:
-        page.open("tab=routing&ex=0&ex2=1", address)
-        assert page.texts("#tabs button") == ["Pose", "Transform"]
-        page.wait(lambda: "Pose of capsule " in page.text("pose"))
-        assert page.text("prediction").startswith("Largest: capsule ")
-        assert not page.is_displayed("uniform-row")
-        assert not page.is_displayed("gallery")
-        assert page.text("truth") == ""
-        # Drawn from the request's pose and presence, a walk's start is the reconstruction.
-        start = page.pixels("reconstruction")
-        [walk] = page.select("#pose input[aria-label=walk]")
-        page.set_slider(walk, 0.001)
-        page.wait(lambda: "0 % of the way, capsule" in page.text("pose"))
-        page.wait(lambda: np.abs(page.pixels("walk") - start).max() <= 2)
-        page.click("tab-transform")
-        page.wait(lambda: page.count("#pose-lines path") == 2)
-        assert not page.is_displayed("problem")
 
 
 @contextmanager

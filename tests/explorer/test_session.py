@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -13,31 +14,21 @@ from torchcaps.explorer.pictures import move, read_picture
 from torchcaps.models import create_model
 from torchcaps.nn import record_routing
 
-from .conftest import CLASSES, SIZE, as_loaded, encode_image, make_bars, make_capsnet
+from .conftest import CLASSES, SIZE, as_loaded, encode_image, make_bars, make_capsnet, run
 
 
 @pytest.fixture
 def infer(session):
-    return VIEWS["infer"](session).run
-
-
-@pytest.fixture
-def draw(session):
-    return VIEWS["pose"](session).run
+    return partial(run, "infer", session)
 
 
 @pytest.fixture
 def route(session):
-    return VIEWS["routing"](session).run
-
-
-@pytest.fixture
-def sweep(session):
-    return VIEWS["transform"](session).run
+    return partial(run, "routing", session)
 
 
 def test_an_inference_is_what_the_model_computes(session, infer, image):
-    inference = infer(image)
+    inference = infer(image=image)
     pixels = image[None].float() / 255
     with torch.inference_mode():
         capsules = session.model.capsules(pixels)
@@ -45,60 +36,60 @@ def test_an_inference_is_what_the_model_computes(session, infer, image):
     torch.testing.assert_close(inference.pose, capsules.pose[0])
     assert inference.shown == (int(capsules.activation.argmax()),)
     expected = reconstructions(session.model, pixels).images
-    torch.testing.assert_close(inference.reconstructions, expected)
+    torch.testing.assert_close(inference.drawn, expected)
 
 
-def test_classes_are_decoded_one_at_a_time(infer, draw, image):
-    inference = infer(image, (2, 0))
-    for label, drawing in zip((2, 0), inference.reconstructions, strict=True):
+def test_classes_are_decoded_one_at_a_time(session, infer, image):
+    inference = infer(image=image, classes=(2, 0))
+    for label, drawing in zip((2, 0), inference.drawn, strict=True):
         pose = inference.pose[label].unsqueeze(0)
-        torch.testing.assert_close(drawing, draw(pose, label)[0])
-    assert not torch.allclose(*inference.reconstructions)
-    assert infer(image, count=2).shown == tuple(inference.activation.topk(2).indices.tolist())
+        torch.testing.assert_close(drawing, run("pose", session, poses=pose, label=label).drawn[0])
+    assert not torch.allclose(*inference.drawn)
+    assert infer(image=image, count=2).shown == tuple(inference.activation.topk(2).indices.tolist())
 
 
 def test_without_routing_couplings_are_uniform_and_the_model_stays(infer, route, image):
-    inference = infer(image)
-    uniform = infer(image, uniform=True)
+    inference = infer(image=image)
+    uniform = infer(image=image, uniform=True)
     assert not torch.allclose(inference.activation, uniform.activation)
-    repeated = infer(image)
+    repeated = infer(image=image)
     assert torch.equal(repeated.activation, inference.activation)
-    [step] = route(image, 0, uniform=True).steps
-    assert step.spread == pytest.approx(0, abs=1e-6)
-    torch.testing.assert_close(step.share, torch.full_like(step.share, 1 / 3))
+    [step] = route(image=image, label=0, uniform=True).steps
+    assert step["spread"] == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(step["share"], torch.full_like(step["share"], 1 / 3))
 
 
 def test_routing_steps_end_where_the_model_ends(session, route, image):
-    routing = route(image, 2)
+    routing = route(image=image, label=2)
     assert (len(routing.steps), routing.layer) == (3, "class_capsules")
     assert routing.children == 2 * 1 * 2
     with record_routing(session.model) as record, torch.inference_mode():
         activation = session.model(image[None].float() / 255)[0]
     coupling = record.last()["class_capsules"].coupling[0]
     last = routing.steps[-1]
-    torch.testing.assert_close(last.activation, activation)
-    torch.testing.assert_close(last.coupling, coupling.mean(dim=0))
-    assert last.spread == pytest.approx(float(coupling.std(correction=0)), rel=1e-4)
-    torch.testing.assert_close(last.share.flatten(), coupling[:, 2].reshape(2, 2).mean(dim=1))
-    torch.testing.assert_close(routing.steps[0].coupling, torch.full((3,), 1 / 3))
+    torch.testing.assert_close(last["activation"], activation)
+    torch.testing.assert_close(last["coupling"], coupling.mean(dim=0))
+    assert last["spread"] == pytest.approx(float(coupling.std(correction=0)), rel=1e-4)
+    torch.testing.assert_close(last["share"].flatten(), coupling[:, 2].reshape(2, 2).mean(dim=1))
+    torch.testing.assert_close(routing.steps[0]["coupling"], torch.full((3,), 1 / 3))
 
 
 def test_the_map_is_the_class_taken_apart(infer, route, image):
     # Coupled votes sum to s, which has the direction of the pose: their cosines, weighted by
     # amount, sum to |s|.
-    [step] = route(image, 1, uniform=True).steps
-    inference = infer(image, uniform=True)
+    [step] = route(image=image, label=1, uniform=True).steps
+    inference = infer(image=image, uniform=True)
     length = float(inference.activation[1])
-    total = float((step.amount * step.agreement).sum())
+    total = float((step["amount"] * step["agreement"]).sum())
     assert total**2 / (1 + total**2) == pytest.approx(length, abs=1e-4)
-    assert step.agreement.abs().max() <= 1 + 1e-5
+    assert step["agreement"].abs().max() <= 1 + 1e-5
 
 
 def test_places_look_at_their_receptive_fields():
     square = Session(make_capsnet(size=(20, 20)), "square")
-    routing = VIEWS["routing"](square).run(square.blank, 0)
-    assert routing.steps[0].amount.shape == (2, 2)
-    assert routing.fields == ((8.0, 2, 17), (8.0, 2, 17))
+    routing = run("routing", square, image=square.blank, label=0)
+    assert routing.steps[0]["amount"].shape == (2, 2)
+    assert routing.fields == [{"first": 8.0, "step": 2, "size": 17}] * 2
 
 
 def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
@@ -107,37 +98,37 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     model = create_model("matrix_caps", **sizes, channels=4, primary_types=2, types=(2, 2))
     session = Session(as_loaded(model, (21, 21), 2), "matrix")
     image = torch.randint(0, 255, (2, 21, 21), dtype=torch.uint8)
-    routing = VIEWS["routing"](session).run(image, 1)
-    inference = VIEWS["infer"](session).run(image)
+    routing = run("routing", session, image=image, label=1)
+    inference = run("infer", session, image=image)
     assert len(routing.steps) == 3
-    torch.testing.assert_close(routing.steps[-1].activation, inference.activation)
-    rows, columns = routing.steps[0].amount.shape
+    torch.testing.assert_close(routing.steps[-1]["activation"], inference.activation)
+    rows, columns = routing.steps[0]["amount"].shape
     assert routing.children == rows * columns * 2
-    assert routing.fields[0].first + routing.fields[0].step * (rows - 1) <= 21
-    assert inference.reconstructions is None
+    assert routing.fields[0]["first"] + routing.fields[0]["step"] * (rows - 1) <= 21
+    assert inference.drawn is None
     # Activations of their own, not lengths of poses.
     assert (session.pose_dim, session.describe()["activation"]) == (16, "activation")
     with pytest.raises(ValueError, match="pose: this model has no decoder"):
-        VIEWS["pose"](session).run(torch.zeros(1, 16), 0)
+        run("pose", session, poses=torch.zeros(1, 16), label=0)
 
 
 def test_a_cnn_has_probabilities_and_nothing_else(plain, image):
-    infer = VIEWS["infer"](plain).run
-    inference = infer(image)
+    infer = partial(run, "infer", plain)
+    inference = infer(image=image)
     assert inference.activation.sum() == pytest.approx(1, abs=1e-5)
-    assert (inference.pose, inference.reconstructions) == (None, None)
+    assert (inference.pose, inference.drawn) == (None, None)
     assert open_views(plain).keys() == {"infer", "overlap", "transform"}
     for name, problem in {"routing": "the votes for", "pose": "this model has no"}.items():
         with pytest.raises(ValueError, match=f"{name}: {problem}"):
-            VIEWS[name](plain)
+            run(name, plain)
     with pytest.raises(ValueError, match="uniform: this model has no routing"):
-        infer(image, uniform=True)
-    assert VIEWS["transform"](plain).run(image, Motion(), [0.0], 0).pose is None
+        infer(image=image, uniform=True)
+    assert run("transform", plain, image=image, values=[0.0], label=0).pose is None
 
 
-def test_a_sweep_passes_through_the_input(infer, sweep, image):
-    path = sweep(image, Motion(changing="degrees"), [-30.0, 0.0, 30.0], 1)
-    inference = infer(image)
+def test_a_sweep_passes_through_the_input(session, infer, image):
+    path = run("transform", session, image=image, values=[-30.0, 0.0, 30.0], label=1)
+    inference = infer(image=image)
     torch.testing.assert_close(path.activation[1], inference.activation, atol=1e-4, rtol=0)
     torch.testing.assert_close(path.pose[1], inference.pose[1], atol=1e-4, rtol=0)
     assert (path.activation[0] - path.activation[2]).abs().max() > 0
@@ -194,9 +185,9 @@ def test_a_session_says_what_it_has(session, color):
     assert (description["activation"], description["several"]) == ("length", 1)
     views = open_views(session)
     assert list(views) == ["infer", "examples", "pose", "routing", "overlap", "transform"]
-    assert views["examples"].describe()["count"] == 9
-    assert views["pose"].describe() == {"title": "Pose", "dim": 16, "decoder": True}
-    assert VIEWS["pose"](color).describe()["decoder"] is False
+    assert views["examples"].describe(session)["count"] == 9
+    assert views["pose"].describe(session) == {"dim": 16, "decoder": True}
+    assert VIEWS["pose"].describe(color)["decoder"] is False
     assert color.describe()["note"] == "No test images: none."
     with pytest.raises(ValueError, match="there are none"):
         color.example(0)

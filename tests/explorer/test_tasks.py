@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
-
-from starlette.testclient import TestClient
-
-from torchcaps.explorer import VIEWS, Motion, Session, open_views
-from torchcaps.explorer.server import make_app
+from torchcaps.explorer import Session, open_views
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.types import Capsules, ModelSpec
 
-from .conftest import CLASSES, HOME, SIZE, as_loaded, make_bars, make_capsnet
+from .conftest import SIZE, as_loaded, client_of, make_bars, make_capsnet, run
 
 
 class Spots(nn.Module):
@@ -66,13 +62,6 @@ class MeasureBrightness(Task):
     name, losses, labeled = "brightness", ("error",), False
 
 
-class Halves(nn.Module):
-    """Two classes by logits, left and right, that declares nothing about itself."""
-
-    def forward(self, images):
-        return torch.stack([half.mean(dim=(1, 2, 3)) for half in images.chunk(2, dim=3)], dim=1)
-
-
 def make_spots_session():
     torch.manual_seed(0)
     task = FindSpots(as_loaded(Spots(), classes=()), TrainConfig())
@@ -90,14 +79,12 @@ def spots():
 
 
 def post(session, name, **body):
-    client = TestClient(make_app([session]), base_url=HOME)
-    return client.post(f"/api/{name}", json=body)
+    return client_of(session).post(f"/api/{name}", json=body)
 
 
 def describe(session):
     """What the page is told of a model."""
-    client = TestClient(make_app([session]), base_url=HOME)
-    [description] = client.get("/api/describe").json()["models"]
+    [description] = client_of(session).get("/api/describe").json()["models"]
     return description
 
 
@@ -126,16 +113,16 @@ def test_capsules_that_are_no_classes_are_numbered_and_examples_have_no_labels(s
 
 
 def test_a_drawing_is_weighted_by_the_presence_of_its_capsule(spots, image):
-    draw = VIEWS["pose"](spots).run
-    inference = VIEWS["infer"](spots).run(image, (3,))
+    draw = partial(run, "pose", spots, label=3)
+    inference = run("infer", spots, image=image, classes=(3,))
     capsules = Capsules(inference.pose[None], inference.activation[None])
     expected = spots.model.reconstruct(capsules, torch.tensor([3]))
     pose = inference.pose[3][None]
     presence = inference.activation[3]
     assert 0 < presence < 1
-    torch.testing.assert_close(inference.reconstructions, expected)
-    torch.testing.assert_close(draw(pose, 3, presence[None]), expected)
-    torch.testing.assert_close(draw(pose, 3) * presence, expected)
+    torch.testing.assert_close(inference.drawn, expected)
+    torch.testing.assert_close(draw(poses=pose, activations=presence[None]).drawn, expected)
+    torch.testing.assert_close(draw(poses=pose).drawn * presence, expected)
 
 
 def test_presences_come_with_the_poses_that_are_drawn(spots):
@@ -154,11 +141,11 @@ def test_presences_come_with_the_poses_that_are_drawn(spots):
 
 
 def test_views_that_the_task_does_not_offer_are_refused_in_one_sentence(spots, image, picture):
-    assert VIEWS["transform"](spots).run(image, Motion(), [0.0, 5.0], 4).pose.shape == (2, 2)
+    assert run("transform", spots, image=image, values=[0.0, 5.0], label=4).pose.shape == (2, 2)
     assert "step by step" in refusal(spots, "routing", image=picture, label=0)
     assert "no routing" in refusal(spots, "infer", image=picture, uniform=True)
     with pytest.raises(ValueError, match="transform: the task brightness does not offer it"):
-        VIEWS["transform"](make_brightness_session())
+        run("transform", make_brightness_session())
 
 
 class Reading(Task):
@@ -174,7 +161,7 @@ def test_a_task_may_offer_less_than_its_model_has(image):
     assert (description["labeled"], description["routed"]) == (True, False)
     assert description["views"].keys() == {"infer", "examples", "pose", "overlap"}
     assert description["views"]["pose"]["decoder"] is False
-    assert VIEWS["infer"](session).run(image).reconstructions is None
+    assert run("infer", session, image=image).drawn is None
 
 
 def test_a_system_without_capsules_and_classes_is_served(picture):
@@ -185,17 +172,3 @@ def test_a_system_without_capsules_and_classes_is_served(picture):
     answer = post(session, "infer", image=picture).json()
     del answer["image"]
     assert answer == {"activation": [], "pose": None, "drawn": None, "shown": []}
-
-
-def test_a_module_that_declares_nothing_is_a_classifier(picture):
-    session = Session(as_loaded(Halves(), classes=CLASSES[:2]), "halves")
-    description = session.describe()
-    assert (description["task"], description["activation"]) == ("classify", "probability")
-    activation = post(session, "infer", image=picture).json()["activation"]
-    assert sum(activation) == pytest.approx(1, abs=1e-4)
-
-
-def test_the_places_of_routing_maps_reach_the_page(session, image, picture):
-    answer = post(session, "routing", image=picture, label=0).json()
-    fields = VIEWS["routing"](session).run(image, 0).fields
-    assert answer["fields"] == [{"first": field.first, "step": 2, "size": 17} for field in fields]

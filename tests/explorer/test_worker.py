@@ -14,14 +14,11 @@ import torch
 pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 
 from starlette.exceptions import HTTPException
-from starlette.testclient import TestClient
 
-from torchcaps.explorer import VIEWS, app, worker
-from torchcaps.explorer.server import make_app
-from torchcaps.explorer.views import Infer
+from torchcaps.explorer import Session, app, worker
 from torchcaps.explorer.worker import Worker
 
-from .conftest import HOME, SIZE
+from .conftest import SIZE, client_of, run
 
 
 @contextmanager
@@ -47,7 +44,7 @@ def answer_all(queue, requests):
 
     Args:
         queue: a worker.
-        requests: (stream, argument), or (stream, argument, True) for those that go together.
+        requests: (stream, argument), or (stream, argument, key) for those that go together.
 
     Returns:
         The answers, with an exception's type in its place; and the arguments of each pass.
@@ -60,16 +57,12 @@ def answer_all(queue, requests):
             raise ValueError("cannot be answered")
         return list(map(str.upper, arguments))
 
-    def answer(arguments):
-        return answer_batch(arguments)
-
     async def ask():
         tasks = []
         with busy(queue):
-            for stream, argument, *batched in requests:
-                function = answer_batch if batched else answer
-                run = queue.run(function, argument, stream, batched=bool(batched))
-                tasks.append(asyncio.create_task(run))
+            for stream, argument, *key in requests:
+                answer = queue.run(answer_batch, argument, stream, *key)
+                tasks.append(asyncio.create_task(answer))
                 await asyncio.sleep(0)  # it lines up
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -169,10 +162,6 @@ def make_body(image, **changes):
     return {"image": base64.b64encode(image.numpy().tobytes()).decode()} | changes
 
 
-def client_of(*sessions, queue=None):
-    return TestClient(make_app(sessions, worker=queue), base_url=HOME)
-
-
 def post_all(client, queue, requests):
     """Responses to (stream, body) by as many threads; all wait before the first is answered."""
     responses = [None] * len(requests)
@@ -205,21 +194,21 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
     expected = []
     bodies = []
     for image, classes in zip(images, all_classes, strict=True):
-        expected.append(VIEWS["infer"](session).run(image, classes))
+        expected.append(run("infer", session, image=image, classes=classes))
         bodies.append(make_body(image, classes=classes))
     bodies.append(make_body(images[0], model=1))
     bodies.append(make_body(images[0], uniform=True))
     batch_sizes = []
-    run_batch = Infer.run_batch
+    encode = Session.encode
 
-    def count_and_run(self, images, *rest, **options):
+    def count_and_encode(self, images, **options):
         batch_sizes.append(len(images))
-        return run_batch(self, images, *rest, **options)
+        return encode(self, images, **options)
 
-    monkeypatch.setattr(Infer, "run_batch", count_and_run)
+    monkeypatch.setattr(Session, "encode", count_and_encode)
     queue = Worker()
     requests = list(zip("abcdef", bodies, strict=True))
-    responses = post_all(client_of(session, plain, queue=queue), queue, requests)
+    responses = post_all(client_of(session, plain, worker=queue), queue, requests)
     answers = [response.json() for response in responses]
     assert batch_sizes == [4, 1, 1]  # one model with and without routing, and the other model
     for answer, inference in zip(answers, expected, strict=False):
@@ -228,7 +217,7 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
         assert answer["shown"] == list(inference.shown)
         pixels = b"".join(base64.b64decode(drawing) for drawing in answer["drawn"])
         drawings = np.frombuffer(pixels, np.uint8) / 255
-        np.testing.assert_allclose(drawings, inference.reconstructions.flatten(), atol=0.005)
+        np.testing.assert_allclose(drawings, inference.drawn.flatten(), atol=0.005)
     assert answers[4]["pose"] is None
     assert answers[5]["activation"] != answers[0]["activation"]
 
@@ -237,23 +226,23 @@ def test_a_request_that_made_room_gets_no_error(session, images):
     queue = Worker()
     requests = [
         ("mine", make_body(images[0])),
-        ("yours", {"image": "AAAA"}),
+        ("yours", make_body(images[0], classes=[9])),
         ("mine", make_body(images[1])),
     ]
-    first, wrong, newest = post_all(client_of(session, queue=queue), queue, requests)
+    first, wrong, newest = post_all(client_of(session, worker=queue), queue, requests)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
-    activation = VIEWS["infer"](session).run(images[1]).activation.tolist()
+    activation = run("infer", session, image=images[1]).activation.tolist()
     assert newest.json()["activation"] == pytest.approx(activation, abs=1e-4)
 
 
 def test_a_busy_server_says_so(session, images, monkeypatch):
+    monkeypatch.setattr(app, "MAX_FILES", 0)
     client = client_of(session)
     monkeypatch.setattr(worker, "MAX_WAITING", 0)
     response = client.post("/api/infer", json=make_body(images[0]))
     assert response.status_code == 503
     assert response.json() == {"error": "the server is busy; try again in a moment"}
-    monkeypatch.setattr(app, "MAX_FILES", 0)
     response = client.post("/api/picture", content=b"")
     assert response.status_code == 503
     assert "image files" in response.json()["error"]

@@ -6,7 +6,6 @@ Each is stopped, resumed, and has a last batch of fewer images in both of its ep
 is to be the same bit for bit. A system may stay without a graph: "reason" says why.
 """
 
-
 from fakecuda import gpu  # noqa: F401  # isort: skip
 
 import argparse

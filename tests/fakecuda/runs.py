@@ -14,8 +14,7 @@ import torch
 import torchcaps as tc
 from models.small import SMALLER
 from torchcaps.errors import RunError
-from torchcaps.reporting import api, evaluated
-from torchcaps.reporting.subject import open_task
+from torchcaps.reporting import api, evaluated, open_task
 from torchcaps.tasks import Task
 from torchcaps.training import Callback, Interrupted, TrainConfig, Trainer, train
 

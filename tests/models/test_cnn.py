@@ -4,12 +4,9 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import Batch
 from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.notebook import parameter_count
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Multilabel, create_task
 from torchcaps.testing import seeded
 
 SMALL = {
@@ -83,13 +80,6 @@ def test_matching_leaves_the_random_numbers_as_they_were():
         assert torch.equal(parameter, expected_parameter)
 
 
-def test_the_registered_one_names_the_model_that_it_matches():
-    options = CAPSNET | {"img_size": 20, "types": (2, 2)}
-    cnn = tc.create_model("cnn_matched", match="matrix_caps_small", **options)
-    capsules = tc.create_model("matrix_caps_small", num_classes=10, in_chans=1, **options)
-    assert parameter_count(cnn) == pytest.approx(parameter_count(capsules), rel=0.05)
-
-
 def test_too_small_to_be_matched():
     smallest = torch.nn.Linear(2, 2)
     smallest.num_classes = 10
@@ -98,31 +88,3 @@ def test_too_small_to_be_matched():
     message = "model: no CNN has about as many parameters as this one, 6; the nearest has"
     with pytest.raises(ValueError, match=message):
         matched_cnn(smallest)
-
-
-def test_one_class_is_learned_by_cross_entropy():
-    model = small_cnn(dropout=0.0)
-    labels = torch.tensor([2, 0, 1])
-    task = create_task(model, TrainConfig())
-    assert (task.name, task.loss) == ("classify", "cross_entropy")
-    outputs = task.training_step(
-        Batch(sample_images(), {"label": labels}, torch.arange(len(labels))), 0.0
-    )
-    probabilities = model(sample_images())
-    torch.testing.assert_close(outputs["activation"], probabilities)
-    expected = -probabilities[torch.arange(3), labels].log().mean()
-    torch.testing.assert_close(outputs["loss"], expected)
-    assert outputs["cross_entropy"] == outputs["loss"]
-    assert "reconstruction" not in outputs
-
-
-def test_several_classes_are_learned_one_by_one():
-    model = small_cnn(dropout=0.0, multilabel=True)
-    targets = torch.tensor([[1, 1, 0], [0, 1, 1]])
-    p = model(sample_images(2))
-    log_likelihood = targets * p.log() + (1 - targets) * (1 - p).log()
-    expected = -log_likelihood.sum(dim=1).mean()
-    task = Multilabel(model, TrainConfig())
-    batch = Batch(sample_images(2), {"labels": targets}, torch.arange(2))
-    outputs = task.training_step(batch, 0.0)
-    torch.testing.assert_close(outputs["loss"], expected)

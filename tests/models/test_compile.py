@@ -77,25 +77,6 @@ def test_every_network_compiles_whole(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["efficient_capsnet", "resnet20", "sr_capsnet"])
-def test_other_networks_are_exported(name):
-    check_exported(tc.create_model(name, **SMALL[name]).eval())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("impl", ["reference", "blocked"])
-def test_another_batch_size_does_not_compile_again(impl):
-    """From 16 on: torch's own convolution asks on which side of 16 the batch is, and a batch of one is special."""
-    model = small_capsnet(impl=impl).eval()
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-    for batch in (16, 20, 33):
-        images = torch.rand(batch, 1, 28, 28)
-        torch.testing.assert_close(compiled(images), model(images))
-    assert counter.frame_count == 1
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler"
 )

@@ -5,8 +5,6 @@ import torch
 
 import torchcaps as tc
 from torchcaps.nn import MapRouting
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks import create_task
 from torchcaps.testing import seeded
 
 SMALL = {
@@ -54,9 +52,3 @@ def test_the_decoder_is_not_told_the_class():
     first = model.reconstruct(capsules, torch.full((3,), 0))
     second = model.reconstruct(capsules, torch.full((3,), 2))
     torch.testing.assert_close(first, second)
-
-
-@pytest.mark.parametrize("loss", ["margin", "two_margins"])
-def test_weight_of_the_reconstruction(loss):
-    task = create_task(make_model(), TrainConfig.of(loss=loss))
-    assert task.reconstruction_weight == 0.0005

@@ -3,7 +3,6 @@
 import torch
 
 import torchcaps as tc
-from torchcaps.models.notebook import parameter_count
 
 SMALL = {
     "img_size": 11,
@@ -19,25 +18,6 @@ def make_model(**options):
 
 def sample_images():
     return torch.rand(6, 1, 11, 11)
-
-
-def test_published_sizes():
-    model = tc.create_model("hvc")
-    assert parameter_count(model.convolutions) == 756_000 + 864
-    assert parameter_count(model.class_capsules) == 756_480 + 336
-    shapes = [tuple(layer.weight.shape) for layer in model.class_capsules]
-    assert shapes == [
-        (10, 484, 64),
-        (10, 256, 112),
-        (10, 100, 160),
-    ]
-    capsules = model.capsules(torch.rand(2, 1, 28, 28))
-    assert capsules.pose.shape == (2, 10, 336)
-
-
-def test_the_network_for_smallnorb():
-    model = tc.create_model("hvc", num_classes=5, img_size=32, convolutions=11, branches=(5, 8, 11))
-    assert [layer.weight.shape[2] for layer in model.class_capsules] == [96, 144, 192]
 
 
 def test_weights_of_branches_at_the_start():

@@ -98,11 +98,6 @@ def test_layers_between_have_routers_of_their_own():
     assert model.between[0].router is not router
 
 
-def test_a_small_decoder():
-    model = small_capsnet(decoder=(12, 20))
-    assert [layer.out_features for layer in model.decoder.layers[::2]] == [12, 20, 784]
-
-
 MAKE_DRAWINGS = ("decoder", "weight.generate", "weight.draw", "bias.generate", "bias.draw")
 
 

@@ -97,14 +97,6 @@ def test_a_capsule_network_tells_of_its_routing_and_classes():
     assert "classes: 10" in Page(model._repr_html_()).text
 
 
-def test_a_function_as_router_is_named_and_not_called():
-    def never(votes, activation):
-        raise AssertionError("called")
-
-    rows = rows_of(small_capsnet(routing=never))
-    assert rows["class_capsules"][0] == "CapsuleLinear, never routing"
-
-
 def test_a_module_as_router_is_not_copied(monkeypatch):
     class Uncopied(nn.Module):
         def forward(self, votes, activation):

@@ -166,44 +166,6 @@ def test_variants_keep_every_property(name, options):
     check_module(model.eval(), sample_images(model, 3), unused=("decoder",))
 
 
-COUPLINGS = {
-    "deepcaps": {
-        "cells.3.skip": (4, 4, 32, 32),
-        "class_capsules": (2560, 10),  # 4 x 4 and 8 x 8 positions of 32 types
-    },
-    "heinsen": {
-        "head.routings.0": (100, 64),
-        "head.routings.1": (64, 64),
-        "head.routings.2": (64, 10),
-    },
-    "inverted_attention": {
-        "capsule_layers.layers.0": (7, 7, 9 * 32, 32),
-        "capsule_layers.layers.1": (5, 5, 9 * 32, 32),
-        "capsule_layers.layers.2": (25 * 32, 10),
-    },
-    "matrix_caps": {
-        "conv_capsules.0": (6, 6, 9 * 32, 32),
-        "conv_capsules.1": (4, 4, 9 * 32, 32),
-        "class_capsules": (16 * 32, 5),
-    },
-    "vb_caps": {
-        "conv_capsules.0": (6, 6, 9 * 8, 16),
-        "conv_capsules.1": (4, 4, 9 * 16, 16),
-        "class_capsules": (16 * 16, 5),
-    },
-}
-
-
-@pytest.mark.parametrize("name", COUPLINGS)
-def test_couplings_of_the_published_sizes(name):
-    with torch.device("meta"):
-        model = tc.create_model(name).eval()
-        with tc.record_routing(model) as record:
-            model(torch.empty(1, *model.image_shape))
-    shapes = {layer: tuple(trace.coupling.shape[1:]) for layer, trace in record.last().items()}
-    assert shapes == COUPLINGS[name]
-
-
 # Of norms: what is added to the variance, and the share of a batch in running statistics (None of
 # those that have none).
 NORMS = {

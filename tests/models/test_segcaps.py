@@ -4,28 +4,10 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.models.notebook import parameter_count
 from torchcaps.nn.map_routing import KernelCaps, KernelVotes
 from torchcaps.testing import seeded
 from torchcaps.types import LayerSizes
 
-# Parameters of each layer of R3 for one class, by the authors' code.
-LAYERS = {
-    "conv1": 416,
-    "primary": 12_832,
-    "caps2_1": 25_664,
-    "caps2_2": 51_328,
-    "caps3_1": 205_056,
-    "caps3_2": 410_112,
-    "caps4_1": 409_856,
-    "up1_1": 131_328,
-    "up1_2": 102_528,
-    "up2_1": 32_832,
-    "up2_2": 25_664,
-    "up3_1": 8_224,
-    "seg_caps": 272,
-    "decoder": 9_537,
-}
 CHANGING_LAYERS = {"caps2_2", "caps3_2", "up1_1", "up2_1", "up3_1"}
 SMALL = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 4}}
 
@@ -61,26 +43,6 @@ def test_weights_at_the_start():
 def test_wrong_kernels(options, message):
     with pytest.raises(ValueError, match=message):
         KernelVotes(LayerSizes(2, 2, 2, 2), **options)
-
-
-def test_published_parameters():
-    model = tc.create_model("segcaps", img_size=16)
-    counts = {name: parameter_count(child) for name, child in model.named_children()}
-    assert counts == LAYERS
-    assert sum(counts.values()) - counts["decoder"] == 1_416_112
-
-
-@pytest.mark.parametrize(
-    ("channels", "levels", "count"),
-    [
-        (28, 4, 1_474_061),
-        (56, 3, 1_425_593),
-        (14, 5, 1_486_143),
-    ],
-)
-def test_parameters_of_u_nets_as_large_as_segcaps(channels, levels, count):
-    model = tc.create_model("unet", img_size=16, channels=channels, levels=levels)
-    assert parameter_count(model) == count
 
 
 def test_a_pixel_is_drawn_by_the_capsule_of_its_class():

@@ -132,22 +132,6 @@ def test_bounded_drawings_are_the_sigmoid_of_the_sum():
     torch.testing.assert_close(bounded(IMAGES, SHIFTS), model(IMAGES, SHIFTS).sigmoid())
 
 
-def test_transformations_follow_one_another_from_the_left():
-    model = small_model(pose="affine")
-    first = sample_matrices(1)
-    second = sample_matrices(2)
-    capsules = model.capsules(IMAGES)
-    twice = model.move(model.move(capsules, first), second)
-    torch.testing.assert_close(twice.pose, model.move(capsules, second @ first).pose)
-    assert not torch.allclose(twice.pose, model.move(capsules, first @ second).pose)
-
-
-def test_constrained_poses_stay_affine():
-    model = small_model(pose="affine", constrained=True)
-    capsules = model.move(model.capsules(IMAGES), sample_matrices())
-    torch.testing.assert_close(capsules.pose[..., 6:], LAST_ROW.expand(3, 4, 3))
-
-
 @pytest.mark.parametrize(
     ("pose", "transformation", "expected"),
     [

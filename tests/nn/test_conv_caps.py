@@ -5,7 +5,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import testing
-from torchcaps.functional import ConvField, ProductVotes, em_routing, matrix_votes
+from torchcaps.functional import ConvField, em_routing
 from torchcaps.nn import (
     CapsuleLinear,
     ClassCaps,
@@ -49,22 +49,6 @@ def test_primary_capsules_are_a_linear_pose_and_a_sigmoid_activation():
     torch.testing.assert_close(capsules.activation[1, 2, 3, 2], torch.sigmoid(logit))
 
 
-def test_a_convolution_votes_by_one_matrix_for_each_place_in_the_window():
-    layer = ConvCaps(2, 3, 3, 2, bias=True, **SOFT)
-    children = matrix_capsules(height=7, width=5)
-    windows = ConvField(7, 5, 3, 2)
-    votes = matrix_votes(windows.gather(children.pose), layer.weight)
-    patch = votes[1, 2, 1].unflatten(0, (3, 3, 2))
-    pose = children.pose[1, 4 + 1, 2 + 2, 1].view(4, 4)
-    matrix = layer.weight.view(3, 3, 2, 3, 4, 4)[1, 2, 1, 0]
-    torch.testing.assert_close(patch[1, 2, 1, 0], (pose @ matrix).flatten())
-
-    lazy = ProductVotes(children, windows, layer.weight, bias=layer.bias)
-    torch.testing.assert_close(lazy.dense(), votes)
-    assert layer(children).pose.shape == (2, 3, 2, 3, 16)
-    assert_routed_by_em(layer, children, lazy, None)
-
-
 @pytest.mark.parametrize("impl", ["blocked", "reference"])
 def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     """Each iteration reaches one window further: the border, with fewer parents, is left out."""
@@ -94,25 +78,6 @@ def test_recorded_couplings_of_a_convolution_sum_to_one_over_all_parents():
     expected = torch.zeros(8, 8)
     expected[:7, :7] = 1  # the last row and column belong to no window
     torch.testing.assert_close(sums, expected[None, :, :, None].expand_as(sums))
-
-
-def test_class_capsules_share_matrices_and_add_coordinates():
-    centers = ([-0.5, 0.5], [0.0, 0.25, 0.75])
-    layer = ClassCaps(2, 3, centers=centers, **SOFT)
-    assert layer.weight.shape == (2, 3, 4, 4)
-    children = matrix_capsules(height=2, width=3)
-    votes = matrix_votes(children.pose, layer.weight)  # [batch, height, width, types, classes, 16]
-    for y, row in enumerate(centers[0]):
-        votes[:, y, :, :, :, 3] += row
-    for x, column in enumerate(centers[1]):
-        votes[:, :, x, :, :, 7] += column
-    assert_routed_by_em(
-        layer,
-        children,
-        votes.flatten(1, 3),
-        children.activation.flatten(1),
-    )
-    assert "centers" not in layer.state_dict()  # they follow from the sizes
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -119,14 +119,6 @@ def test_credit_is_an_extra_beside_the_couplings():
     assert record[""][0].extras["credit"].shape == (2, 6, 3)
 
 
-def test_a_head_takes_sequences_of_any_length():
-    head = RoutingHead(8, 3, hidden=(6, 5)).eval()
-    for length in (1, 7, 30):
-        logits = head(torch.randn(2, length, 8, generator=seeded()))
-        assert logits.shape == (2, 3)
-        assert logits.isfinite().all()
-
-
 def test_vectors_that_share_parameters_have_no_order():
     x = torch.randn(2, 7, 8, generator=seeded())
     head = RoutingHead(8, 3, hidden=(6, 5)).eval()

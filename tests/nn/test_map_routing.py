@@ -120,10 +120,3 @@ def test_properties(local):
     pose = torch.randn(3, 3, 2, 3, 2, generator=seeded())
     activation = torch.rand(3, 3, 2, 3, generator=seeded(1))
     testing.check_module(make_layer(local), Capsules(pose, activation))
-
-
-def test_wrong_options():
-    with pytest.raises(ValueError, match="kernel_size: expected an odd number, got 2"):
-        KernelVotes(LayerSizes(3, 2, 4, 5), kernel_size=2)
-    with pytest.raises(ValueError, match="iterations: expected at least 1, got 0"):
-        MapRouting(0)

@@ -111,17 +111,6 @@ def test_it_equals_loops(covariance, options):
             np.testing.assert_allclose(actual[b].detach(), expected, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize(("data", "log_det"), [(0, 30.878014), (10, 46.166831), (100, 74.973766)])
-def test_worked_values(data, log_det):
-    """Sixteen dimensions; votes at m_0 leave Psi = I, and one parent has E ln pi = 0."""
-    activation = torch.ones(1, 100, dtype=torch.float64) * data / 100
-    routed = build_router(100, 1, 16)(torch.zeros(1, 100, 1, 16, dtype=torch.float64), activation)
-    entropy = 8 * math.log(2 * math.pi * math.e) - log_det / 2
-    if data == 0:
-        assert entropy == pytest.approx(7.264010, abs=1e-6)
-    assert -routed.activation.logit().item() == pytest.approx(entropy, abs=2e-6)
-
-
 @ALL_COVARIANCES
 @pytest.mark.parametrize("present", [slice(None), slice(4, 5), slice(0)])
 def test_a_parent_of_one_vote_keeps_its_variance(covariance, present):

@@ -184,27 +184,3 @@ def test_compiled_loops_refuse_large_matrices(impl):
         match="'numba' cannot run .*a vote takes 544 products; the compiled loops take 512",
     ):
         ops.em_routing(layer.votes(layer.tensors()), None, 0.0, 0.0, impl=impl)
-
-
-VOTES = random_votes()
-ACTIVATION = torch.ones(2, 6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            (VOTES, ACTIVATION[:1], 0.0, 0.0),
-            r"activation: expected the votes' \[2, 6\], got \[1, 6\]",
-        ),
-        ((VOTES, ACTIVATION, torch.ones(2), 0.0), r"beta_u: expected \[parents=5\]"),
-        ((VOTES, ACTIVATION, 0.0, 0.0, 0), "iterations: expected at least 1, got 0"),
-        (
-            (VOTES, ACTIVATION, 0.0, 0.0, 3, (0.1,)),
-            "inverse_temperature: expected a number or 3 of them, got 1",
-        ),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ops.em_routing(*arguments)

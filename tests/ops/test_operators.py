@@ -191,7 +191,7 @@ def survey_names(device):
 def test_survey_names_an_implementation_of_each_operator():
     on_cpu = {
         "conv2d": "blocked",
-        "dynamic_routing": "blocked",
+        "dynamic_routing": "numba" if HAS_NUMBA else "blocked",
         "em_routing": FAST["em"][-1],
         "map_routing": "numba" if HAS_NUMBA else "reference",
     }

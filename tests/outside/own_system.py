@@ -15,7 +15,7 @@ from torch import nn
 
 from torchcaps import data, models, nn as capsules, reporting, tasks, training
 from torchcaps.data.augment import register_augmentation
-from torchcaps.explorer import View, register_view
+from torchcaps.explorer import register_view
 from torchcaps.functional import squash_with_length
 from torchcaps.reproduction import register_measure
 from torchcaps.settings import TrainConfig, setting
@@ -214,12 +214,10 @@ class EqualRouting(capsules.Router):
 
 
 @register_view("ink")
-class Ink(View):
-    """How much of a picture is ink."""
-
-    def answer(self, request):
-        """Its mean."""
-        return {"ink": float(request.image().float().mean()) / 255}
+def measure_ink(session, image):
+    """How much of a picture is ink: its mean."""
+    del session
+    return {"ink": float(image.float().mean()) / 255}
 
 
 @register_measure()

@@ -1,4 +1,4 @@
-"""Two children, two parents, one dimension, worked by hand; and the counts of arXiv 1710.09829.
+"""Two children, two parents, one dimension, worked by hand (arXiv 1710.09829).
 
 Votes: child 0 says 2 to parent 0 and 0 to parent 1; child 1 says 1 and 1.
 Pass 1: c = 1/2. s = (1.5, 0.5). |v| = n^2/(1+n^2) = (2.25/3.25, 0.25/1.25) = (0.6923, 0.2).
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.models.notebook import parameter_count
 
 VOTES = torch.tensor([[[[2.0], [0.0]], [[1.0], [1.0]]]])
 
@@ -27,27 +26,3 @@ def test_two_passes():
     expected = [0.7997, 0.2003, 0.6206, 0.3794]
     assert routed.coupling[0].flatten().tolist() == pytest.approx(expected, abs=1e-4)
     assert routed.activation[0].tolist() == pytest.approx([0.8313, 0.1258], abs=1e-4)
-
-
-def test_parameter_counts_by_stage():
-    model = tc.create_model("capsnet")
-    assert parameter_count(model.conv) == 20_992
-    assert parameter_count(model.primary) == 5_308_672
-    assert parameter_count(model.class_capsules) == 1_474_560
-    assert parameter_count(model.decoder) == 1_411_344
-
-
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        ({}, 8_215_568),
-        ({"decoder": False}, 6_804_224),
-        ({"bias": True}, 8_215_568 + 160),
-        (
-            {"img_size": 36},
-            11_361_968 - 160,
-        ),  # the 11.36 million that are often quoted have a bias,
-    ],
-)
-def test_parameter_counts(options, count):
-    assert parameter_count(tc.create_model("capsnet", **options)) == count

@@ -18,18 +18,9 @@ from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
-from torchcaps.reporting import (
-    classes,
-    compare,
-    html,
-    register_section,
-    report,
-    sections,
-    side_by_side,
-)
-from torchcaps.reporting.answers import check_same_task, have_same_images
+from torchcaps.reporting import compare, html, register_section, report, sections
+from torchcaps.reporting.answers import have_same_images
 from torchcaps.reporting.evaluated import evaluate_run
-from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class
@@ -79,13 +70,21 @@ def check_words(text, *expected):
         assert words in text, words
 
 
-def keys_of(run):
-    """Keys of the sections of a report, in their order."""
-    return [section.key for section in sections.sections_of(run)]
+def parts_of(content):
+    """The words of each section of a page, by key, in their order."""
+    document = check(content)
+    keys = column(document.elements("h2"), "id")
+    parts = {}
+    for key, part in zip(keys, re.split('<section aria-labelledby="', content)[1:], strict=True):
+        texts = re.findall('alt="([^"]*)"', part)
+        words = re.sub("<[^>]*>", " ", part)
+        parts[key] = " ".join(" ".join([words, *texts]).split())
+    return parts
 
 
-def whole_page(run):
-    return page("t", sections.lead(run), sections.sections_of(run), "f")
+def parts_of_runs(*runs):
+    """The sections of the page on a run, or on several."""
+    return parts_of(html.render_runs({f"run {k}": run for k, run in enumerate(runs)}))
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +97,7 @@ def written(trained, tmp_path_factory):
 @pytest.fixture
 def no_drawing(monkeypatch):
     """Pictures are only their alternative text, because drawing takes most of the time."""
-    for module in (sections, side_by_side, classes):
-        monkeypatch.setattr(module, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
+    monkeypatch.setattr(html, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +173,6 @@ def test_every_section_is_there_with_something_in_it(written):
     assert "Precision" in parts["per_class"]
 
 
-def test_the_same_run_gives_the_same_page(finished):
-    assert sections.curves(finished).body == sections.curves(finished).body
-
-
 def test_markup_in_names_is_shown_as_text(finished, no_drawing):
     images = replace(finished.images, classes=HOSTILE)
     evaluation = score(finished.activations.flip(1), images.labels, HOSTILE)
@@ -189,17 +183,14 @@ def test_markup_in_names_is_shown_as_text(finished, no_drawing):
         config=finished.config.updated(data="<data>&.npz"),
         images=images,
     )
-    content = page(
-        "<title> & more", sections.lead(hostile), sections.sections_of(hostile), "foot <&>"
-    )
-    document = check(content)
+    document = check(html.render_runs({"<title> & more": hostile}))
     for name in HOSTILE:
         assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in document.text
     check_words(
         document.text,
         "Taken for",
         "<data>&.npz",
-        "foot <&>",
+        "<title> & more",
     )
     alternative_texts = "\n".join(document.values("alt"))
     assert f"Drawings of an image of class {HOSTILE[1]}," in alternative_texts
@@ -214,7 +205,7 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     next_label = (label + 1) % 3
     activations[4, next_label] = 0.9
     activations[7, int(finished.images.labels[7] - 1) % 3] = 0.6
-    item = classes.mistakes(with_activations(finished, activations))
+    item = sections.mistakes(with_activations(finished, activations))
     assert "2 of the 12 test images looked at are wrong" in item.about
     assert "The bars are lengths" in item.about
     surest, second = item.rows
@@ -222,7 +213,7 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     assert second[2:] == ("0.500", "0.600")
     assert item.figure is not None
     activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
-    assert "None: all of the 12" in classes.mistakes(with_activations(finished, activations)).about
+    assert "None: all of the 12" in sections.mistakes(with_activations(finished, activations)).about
 
 
 def test_mistakes_name_their_files_where_the_images_have_some(finished, tmp_path):
@@ -235,23 +226,22 @@ def test_mistakes_name_their_files_where_the_images_have_some(finished, tmp_path
     activations[torch.arange(12), images.labels] = 0.5
     activations[6, 0] = 0.9
     evaluation = score(activations, images.labels, images.classes)
-    item = classes.mistakes(replace(finished, evaluation=evaluation, images=images))
+    item = sections.mistakes(replace(finished, evaluation=evaluation, images=images))
     [row] = item.rows
     pixel = round(255 * float(images.float_images([6])[0, 0, 0, 0]))
     assert row == ("1", "0", "0.500", "0.900", f"1/{pixel - 80}.png")
-    assert "File" not in classes.mistakes(with_activations(finished, 1 - activations)).heads
+    assert "File" not in sections.mistakes(with_activations(finished, 1 - activations)).heads
 
 
 def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finished, no_drawing):
     activations = torch.tensor([0.9, 0.2, 0.1]).expand(12, 3)
     run = with_activations(finished, activations)
-    summary = sections.summary(run).body
-    check_words(summary, "Never predicted", "1, 2", "33.33 %", "0.1667")
+    check_words(parts_of_runs(run)["summary"], "Never predicted", "1, 2", "33.33 %", "0.1667")
     item = by_class(run.evaluation)
     assert "Never predicted: 1, 2." in item.about
     assert item.heads[-2:] == ("F1", "AUROC")
     assert item.rows[0][-2:] == ("0.5000", "0.5000")
-    assert sections.score_rows(with_truth(finished))["Never predicted"] == "none"
+    assert "Never predicted none" in parts_of_runs(with_truth(finished))["summary"]
 
 
 def with_truth(run):
@@ -267,11 +257,11 @@ def test_figures_are_those_of_a_recorded_evaluation(run, finished, no_drawing):
     figures = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
     (run / "evaluation.json").write_text(json.dumps(figures))
     recorded = evaluate_run(run)
-    assert recorded.accuracy == sections._recorded_evaluation(recorded).accuracy == 0.25
-    summary = sections.summary(recorded).body
+    assert recorded.accuracy == html._recorded_evaluation(recorded).accuracy == 0.25
+    summary = parts_of_runs(recorded)["summary"]
     assert "25.00 % of 12 images" in summary
     assert "The figures are those of evaluation.json. Measured again for this report" in summary
-    assert "evaluation.json" not in sections.summary(finished).body
+    assert "evaluation.json" not in parts_of_runs(finished)["summary"]
 
 
 @pytest.mark.parametrize(
@@ -292,13 +282,13 @@ def test_an_evaluation_that_cannot_be_read_is_named(run, finished, content, comp
         evaluate_run(run)
 
 
-def test_a_limit_of_images_holds_for_pictures_and_not_for_figures(run, finished):
+def test_a_limit_of_images_holds_for_pictures_and_not_for_figures(run, finished, no_drawing):
     (run / "evaluation.json").write_text(json.dumps(finished.evaluation.to_dict()))
     evaluated = evaluate_run(run, max_images=5)
     assert len(evaluated.images) == 5
     assert evaluated.num_images == evaluated.figures["num_samples"] == 12
     sentence = "Mistakes and pictures are those of 5 evenly spread of 12 test images"
-    assert sentence in sections.summary(evaluated).body
+    assert sentence in parts_of_runs(evaluated)["summary"]
     (run / "evaluation.json").unlink()
     assert len(evaluate_run(run, max_images=5).images) == 12
 
@@ -345,7 +335,7 @@ def test_options_out_of_range_are_refused(run, options, complaint):
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
-    monkeypatch.setattr(sections, "sections_of", lambda run: [])
+    monkeypatch.setattr(html, "render_runs", lambda runs: "")
     path = report(run, run / "new" / "page.html")
     before = path.read_bytes()
     full_disk = Mock(side_effect=OSError(28, "No space left on device"))
@@ -358,18 +348,19 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
 
 def test_a_report_on_a_model_without_decoder_says_so(blind, no_drawing):
     evaluated = replace(evaluate_run(blind), num_diagnosed=0)
-    assert "no decoder, so nothing is drawn" in sections.summary(evaluated).body
-    keys = keys_of(evaluated)
-    assert "maps" in keys
-    assert {"reconstructions", "dimensions", "routing"}.isdisjoint(keys)
-    check(whole_page(evaluated))
+    parts = parts_of_runs(evaluated)
+    assert "no decoder, so nothing is drawn" in parts["summary"]
+    assert "maps" in parts
+    assert {"reconstructions", "dimensions", "routing"}.isdisjoint(parts)
 
 
 def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_drawing):
     options = {"channels": [4, 4], "hidden": [8]}
     config = tiny(bars, epochs=1).updated(model="cnn_smallnorb", model_options=options)
     evaluated = evaluate_run(train(config, tmp_path / "cnn").path)
-    parts = {section.key: section.body for section in sections.sections_of(evaluated)}
+    content = html.render_runs({"cnn": evaluated})
+    assert "not probabilities" not in content
+    parts = parts_of(content)
     assert {"reconstructions", "dimensions", "maps", "routing"}.isdisjoint(parts)
     check_words(
         parts["summary"],
@@ -379,22 +370,19 @@ def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_d
     )
     assert "The loss is the cross entropy loss" in parts["curves"]
     assert "of the largest activation" in parts["calibration"]
-    assert "not probabilities" not in html._foot([evaluated])
-    check(whole_page(evaluated))
 
 
 def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, no_drawing):
     options = {"channels": 4, "primary_types": 2, "types": [2, 2]}
     config = tiny(bars, epochs=1).updated(model="matrix_caps_small", model_options=options)
     evaluated = replace(evaluate_run(train(config, tmp_path / "matrix").path), num_diagnosed=4)
-    assert classes.maps(evaluated).figure is not None
-    routing = classes.routing(evaluated).body
-    assert "conv_capsules.0" in routing and "class_capsules" in routing
-    assert "no decoder" in sections.summary(evaluated).body
-    assert "spread loss, whose margin rises" in sections.curves(evaluated).body
-    calibration = sections.sections_of(replace(evaluated, num_diagnosed=0))[4]
-    assert "The activation of a capsule" in calibration.body
-    assert "are numbers in [0, 1]" in html._foot([evaluated])
+    assert sections.maps(evaluated).figure is not None
+    parts = parts_of_runs(evaluated)
+    check_words(parts["routing"], "conv_capsules.0", "class_capsules")
+    assert "no decoder" in parts["summary"]
+    assert "spread loss, whose margin rises" in parts["curves"]
+    assert "The activation of a capsule" in parts["calibration"]
+    assert "are numbers in [0, 1]" in parts["configuration"]  # the last words of the page
 
 
 @pytest.fixture
@@ -424,15 +412,16 @@ def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run, monkeypatch):
     activations[rows, pairs_run.images.labels.argmax(dim=1)] = 0.1
     activations[rows, 2 - pairs_run.images.labels.flip(1).argmax(dim=1)] = 0.8
     monkeypatch.setattr(type(pairs_run), "activations", activations)
-    rows = classes.mistakes(replace(pairs_run)).rows  # anew: without its own activations
+    rows = sections.mistakes(replace(pairs_run)).rows  # anew: without its own activations
     assert {row[2:] for row in rows} == {("0.100", "0.900")}
 
 
 def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
     share_correct = float(pairs_run.is_correct.double().mean())
     assert pairs_run.accuracy == pytest.approx(share_correct) == pairs_run.evaluation.exact
+    content = html.render_runs({"pairs": pairs_run})
     check_words(
-        check(whole_page(pairs_run)).text,
+        Page(content).text,
         "have all their classes found",
         "At least one found",
         "is among its most active ones",
@@ -440,16 +429,15 @@ def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
         "need one class an image",
         " + ",
     )
-    overlaps = sections.sections_of(pairs_run)[keys_of(pairs_run).index("overlaps")]
-    assert "images of two overlapping classes" in overlaps.body
+    assert "images of two overlapping classes" in parts_of(content)["overlaps"]
 
 
 def test_runs_on_images_of_two_classes_are_compared(pairs_run, finished, no_drawing):
-    runs = {"a": pairs_run, "b": pairs_run}
-    assert "All classes found" in side_by_side.figures(runs).body
-    assert "needs one class an image" in side_by_side.classes(runs).body
+    parts = parts_of_runs(pairs_run, pairs_run)
+    assert "All classes found" in parts["figures"]
+    assert "needs one class an image" in parts["classes"]
     with pytest.raises(RunError, match="the task classify, and .* for multilabel"):
-        check_same_task([pairs_run, finished])
+        html.render_runs({"a": pairs_run, "b": finished})
 
 
 @pytest.fixture
@@ -529,9 +517,9 @@ def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, no_d
 
     with pytest.raises(ValueError, match="section: 'rain' is registered already"):
         register_section()(rain)
-    assert keys_of(evaluate_run(clouds))[-2:] == ["rain", "configuration"]
+    assert list(parts_of_runs(evaluate_run(clouds)))[-2:] == ["rain", "configuration"]
     classifier = replace(evaluate_run(trained), num_diagnosed=0)
-    assert "rain" not in keys_of(classifier)
+    assert "rain" not in parts_of_runs(classifier)
 
 
 def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
@@ -553,15 +541,17 @@ def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
     )
 
 
-def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, tmp_path):
+def test_runs_on_other_images_are_not_tested_against_each_other(
+    finished, run, tmp_path, no_drawing
+):
     bars = write_bars(tmp_path / "other.npz", seed=5)
     edit_config(run, data=str(bars))
-    runs = {"a": finished, "b": evaluate_run(run), "c": finished}
-    assert not have_same_images(runs["a"], runs["b"])
-    assert have_same_images(runs["a"], runs["c"])
-    body = side_by_side.difference(runs).body
-    assert body.count("not tested on the same images.") == 1
-    assert "the same answers, right or wrong, on all" in body
+    rival = evaluate_run(run)
+    assert not have_same_images(finished, rival)
+    assert have_same_images(finished, finished)
+    difference = parts_of_runs(finished, rival, finished)["difference"]
+    assert difference.count("not tested on the same images.") == 1
+    assert "the same answers, right or wrong, on all" in difference
 
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
@@ -572,16 +562,13 @@ def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
     assert not have_same_images(finished, elsewhere)
 
 
-def test_a_comparison_names_the_better_run(finished):
+def test_a_comparison_names_the_better_run(finished, no_drawing):
     perfect = torch.nn.functional.one_hot(finished.images.labels, 3).float()
-    runs = {
-        "bad": with_activations(finished, perfect.roll(1, dims=1)),
-        "good": with_activations(finished, perfect),
-    }
-    improvement = side_by_side.difference(runs).body
+    bad = with_activations(finished, perfect.roll(1, dims=1))
+    good = with_activations(finished, perfect)
+    improvement = parts_of_runs(bad, good)["difference"]
     assert "This run is better (+100.00 points" in improvement
-    decline = side_by_side.difference(dict(reversed(runs.items()))).body
-    assert "The reference is better (-100.00 points" in decline
+    assert "The reference is better (-100.00 points" in parts_of_runs(good, bad)["difference"]
 
 
 def test_a_comparison_needs_different_runs(run):

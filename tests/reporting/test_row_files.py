@@ -10,7 +10,8 @@ import pytest
 
 from torchcaps.errors import RunError
 from torchcaps.reporting import row_files
-from torchcaps.reporting.row_files import columns, open_row_file
+from torchcaps.reporting.prediction import columns
+from torchcaps.reporting.row_files import open_row_file
 
 NAMES = ["a.png", 'with "quotes", commas.png', "two\nlines.png", "latin-\udce9.png", "z.png"]
 ROWS = [

@@ -16,7 +16,8 @@ from torchcaps.cli.main import main
 from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer import VIEWS, Motion, Session, open_views
+from torchcaps.explorer import VIEWS, Session, open_views
+from torchcaps.explorer.views import infer
 from torchcaps.reporting import predict
 from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
@@ -113,9 +114,9 @@ def test_soft_dice_takes_probabilities():
     assert perfect.item() == pytest.approx(0, abs=1e-6)
 
 
-def neighborhood(masks, n, y, x):
+def neighborhood(masks, n, y, x, reach=1):
     """The pixels of a mask around one, of which there are fewer at its border."""
-    return masks[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2]
+    return masks[n, max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1]
 
 
 def edges(masks):
@@ -128,15 +129,15 @@ def edges(masks):
 
 def share_near(masks, targets):
     """Share of the pixels of the masks with a pixel of the targets in their neighborhood."""
-    return np.mean([neighborhood(targets, *place).any() for place in np.argwhere(masks)])
+    return np.mean([neighborhood(targets, *place, reach=2).any() for place in np.argwhere(masks)])
 
 
 def test_figures_by_loops():
     random = np.random.default_rng(2)
     true = random.integers(0, 3, (3, 7, 8))
     predicted = random.integers(0, 3, (3, 7, 8))
-    counts = pixel_counts(torch.from_numpy(predicted), torch.from_numpy(true), 4, tolerance=1)
-    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "absent"), tolerance=1)
+    counts = pixel_counts(torch.from_numpy(predicted), torch.from_numpy(true), 4)
+    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "absent"))
     for k, name in ((1, "a"), (2, "b")):
         p = predicted == k
         t = true == k
@@ -345,15 +346,15 @@ def test_the_explorer_shows_a_drawing_for_each_class():
     model.preprocess = tc.data.Preprocess((16, 16), 1)
     session = Session(create_task(model, TrainConfig(), images), "masks", images)
     picture, labels = session.example(2)
-    look = VIEWS["infer"](session).run(picture)
-    assert look.activation.sum().item() == pytest.approx(1)
-    assert look.reconstructions.shape == (1, 3, 16, 16)
+    look = infer(session, picture)
+    assert look["activation"].sum().item() == pytest.approx(1)
+    assert look["drawn"].shape == (1, 3, 16, 16)
     assert labels == (images.labels[2].item(),)
     description = session.describe()
     assert (description["classes"], description["dense"]) == (list(images.classes), True)
     assert "pose" not in open_views(session)
-    rotated = VIEWS["transform"](session).run(picture, Motion(), [0.0, 10.0], 1)
-    assert rotated.activation.shape == (2, 4)
+    rotated = VIEWS["transform"].function(session, picture, [0.0, 10.0], 1)
+    assert rotated["activation"].shape == (2, 4)
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):

@@ -22,10 +22,9 @@ from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from torchcaps.data.dataset import Dataset, select_rows
+from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import ImageSource, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
-from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
 MAX_WORKERS = 8  # that a machine of many cores gets by default
@@ -88,6 +87,16 @@ class EncodedImages:
                 )
             pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
         return pixels
+
+    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
+        """Pixels for a `DataLoader`, and an error in words: it would come with its traceback.
+
+        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
+        """
+        try:
+            return self[torch.tensor(indices, dtype=torch.int64)].decode().numpy(), ""
+        except DataError as error:
+            return None, str(error)
 
     def fingerprint(self) -> UInt8[Tensor, " 32"]:
         """A digest that differs where the files do, without reading all of them.
@@ -161,10 +170,15 @@ class DiskDataset(Dataset):
         shard: Callable[[int], slice] = slice,
     ) -> Iterator[Batch]:
         # No more than a few are in memory at a time. Images outside of the shard are black.
-        parts = [indices[shard(len(indices))] for indices in index_batches]
-        for indices, rows in zip(index_batches, _decode_batches(self, parts), strict=True):
-            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
-            pixels[shard(len(indices))] = rows
+        parts = [indices[shard(len(indices))].tolist() for indices in index_batches]
+        workers = default_workers() if self.workers is None else self.workers
+        workers = min(workers, max(0, len(parts) - 1))
+        decoded = decode_batches(self.inputs.__getitems__, parts, workers, self.name)
+        for indices, (rows, problem) in zip(index_batches, decoded, strict=True):
+            if problem:
+                raise DataError(problem)
+            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=self.inputs.dtype)
+            pixels[shard(len(indices))] = torch.from_numpy(rows)
             yield Batch(to_float(pixels), select_rows(targets, indices), indices)
 
 
@@ -175,25 +189,13 @@ def identities(images: Dataset) -> dict[str, Tensor]:
     return {"inputs": content} | {name: rows.cpu() for name, rows in images.targets.items()}
 
 
-def _decode_batches(images: DiskDataset, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
-    workers = default_workers() if images.workers is None else images.workers
-    indices = [indices.tolist() for indices in batches]
-    dataset = _DecodedBatches(images.inputs)
-    workers = min(workers, max(0, len(batches) - 1))
-    for pixels, problem in decode_batches(dataset, indices, workers, images.name):
-        if problem:
-            raise DataError(problem)
-        yield torch.from_numpy(pixels)
-
-
 def decode_batches(
-    dataset: TorchDataset[Any], batches: Iterable[list[Any]], workers: int, name: str
+    decode: Callable[[list[Any]], Any], batches: Iterable[list[Any]], workers: int, name: str
 ) -> Iterator[Any]:
-    """What a data set gives for each batch, in order; a few batches are decoded ahead.
+    """What a function makes of each batch, in order; workers decode a few batches ahead.
 
     Args:
-        dataset: its `__getitems__` takes a batch, and returns what can be pickled.
+        decode: takes a batch, and returns what can be pickled, as it can be itself.
         batches: of any number.
         workers: processes that decode; 0 for this process.
         name: of the images, for errors.
@@ -201,8 +203,11 @@ def decode_batches(
     Raises:
         DataError: a process that decodes images was ended.
     """
+    if not workers:
+        yield from map(decode, batches)
+        return
     loader = DataLoader(
-        dataset,
+        _Decoded(decode),
         batch_sampler=cast(Any, batches),
         num_workers=workers,
         collate_fn=_unchanged,
@@ -212,8 +217,6 @@ def decode_batches(
     try:
         yield from loader
     except RuntimeError as error:  # torch raises no class of its own
-        if not workers:
-            raise
         raise DataError(
             f"{name}: a process that decodes images was ended ({error}); where "
             "memory is exhausted, use fewer workers (--workers), or 0"
@@ -230,22 +233,14 @@ def default_workers(num_ranks: int = 1) -> int:
     return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
 
 
-class _DecodedBatches(TorchDataset[Any]):
-    """What a `DataLoader` reads from; an index is a list, the images of a batch."""
+@dataclass(frozen=True)
+class _Decoded(TorchDataset[Any]):
+    """What a `DataLoader` reads from; an index is a batch."""
 
-    def __init__(self, images: EncodedImages) -> None:
-        self.images = images
+    decode: Callable[[list[Any]], Any]
 
-    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
-        """Pixels, and an error in words: an exception would come back with its traceback.
-
-        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
-        """
-        try:
-            images = self.images[torch.tensor(indices, dtype=torch.int64)]
-            return images.decode().numpy(), ""
-        except DataError as error:
-            return None, str(error)
+    def __getitems__(self, batch: list[Any]) -> Any:
+        return self.decode(batch)
 
 
 def _unchanged(batch: Any) -> Any:

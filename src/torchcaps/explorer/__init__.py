@@ -3,11 +3,10 @@
 from torchcaps.explorer.launch import explore
 from torchcaps.explorer.pictures import Motion, overlay
 from torchcaps.explorer.session import Session, open_session
-from torchcaps.explorer.views import VIEWS, Inference, View, open_views, register_view
+from torchcaps.explorer.views import VIEWS, View, open_views, register_view
 
 __all__ = [
     "VIEWS",
-    "Inference",
     "Motion",
     "Session",
     "View",

@@ -9,11 +9,9 @@ import inspect
 import ipaddress
 import math
 import secrets
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,7 +26,13 @@ from torch import Tensor
 
 from torchcaps.errors import TorchcapsError, check_range, one_line
 from torchcaps.explorer.pictures import read_picture
-from torchcaps.explorer.requests import Request, as_base64
+from torchcaps.explorer.requests import (
+    as_base64,
+    as_json,
+    parse_object,
+    read_arguments,
+    read_integer,
+)
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.views import VIEWS, open_views
 from torchcaps.explorer.worker import Worker
@@ -98,7 +102,7 @@ def make_app(
     app = Starlette(
         routes=[
             *_file_routes(),
-            Route("/api/describe", api.describe),
+            Route("/api/describe", JSONResponse({"models": api.models}), methods=["GET"]),
             Route("/api/picture", api.picture, methods=["POST"]),
             Route("/api/{name}", api.answer, methods=["POST"]),
         ],
@@ -110,9 +114,12 @@ def make_app(
 
 def _file_routes() -> list[Route]:
     """The page, its files, and a script for each tab; all are read once."""
-    scripts = [inspect.getfile(view) for view in VIEWS.values() if view.title]
+    scripts = []
+    for view in VIEWS.values():
+        if view.title:
+            scripts.append(Path(inspect.getfile(view.function)).with_name(f"{view.name}.js"))
     routes = []
-    for path in (*STATIC.iterdir(), *(Path(script).with_suffix(".js") for script in scripts)):
+    for path in [*STATIC.iterdir(), *scripts]:
         address = "/" if path.suffix == ".html" else f"/static/{path.name}"
         content = Response(path.read_bytes(), media_type=TYPES[path.suffix])
         routes.append(Route(address, content, methods=["GET"]))
@@ -139,60 +146,48 @@ class Api:
     def __init__(self, sessions: Sequence[Session], worker: Worker) -> None:
         self.sessions = sessions
         self.worker = worker
-        self.files = 0
-        self.views = {session: open_views(session) for session in sessions}
-        self.functions = {name: partial(self._answer_batch, name) for name in VIEWS}
+        self.files = asyncio.Semaphore(MAX_FILES)
+        self.models = []  # descriptions of them, and of the views that there are of each
+        for session in sessions:
+            views = {}
+            for name, view in open_views(session).items():
+                views[name] = {"title": view.title} | view.describe(session)
+            self.models.append(session.describe() | {"views": views})
 
         # Two pictures as base64, and as many poses as are decoded at once.
         picture = 4 * (math.prod(sessions[0].shape) + 3) // 3
         pose = NUMBER * max(session.pose_dim + 1 for session in sessions)
         self.max_body = MAX_TEXT + 2 * picture + Session.MAX_DECODED * pose
 
-    async def describe(self, _: HTTPRequest) -> Response:
-        """The models, and the views that there are of each."""
-        models = []
-        for session, views in self.views.items():
-            descriptions = {name: view.describe() for name, view in views.items()}
-            models.append(session.describe() | {"views": descriptions})
-        return JSONResponse({"models": models})
-
     async def answer(self, http: HTTPRequest) -> Response:
         """A view's answer. A request replaces an older one of its stream in the queue."""
         name = http.path_params["name"]
         stream = http.headers.get("x-stream", "")
-        if name not in self.functions:
+        if name not in VIEWS:
             raise HTTPException(404)
+        view = VIEWS[name]
         check_range("characters of x-stream", len(stream), high=MAX_NAME)
-        request = Request(await read_body(http, self.max_body), self.sessions)
-        function = self.functions[name]
-        answer = await self.worker.run(function, request, stream, batched=VIEWS[name].batched)
-        return JSONResponse(answer or {"superseded": True})
+        values = parse_object(await read_body(http, self.max_body))
+        index = read_integer("model", values.get("model", 0))
+        check_range("model", index, low=0, high=len(self.sessions) - 1)
+        session = self.sessions[index]
+        arguments = read_arguments(values, view.function, session, self.sessions[0].shape)
+        # One pass answers requests about a model with the same kind of couplings.
+        key = (name, session, arguments.get("uniform", False)) if view.batch else None
+        answer = await self.worker.run(partial(view.answer, session), arguments, stream, key)
+        return JSONResponse({"superseded": True} if answer is None else as_json(answer))
 
     async def picture(self, http: HTTPRequest) -> Response:
         """An image file as pixels for the page."""
-        if self.files >= MAX_FILES:
+        if self.files.locked():
             raise HTTPException(503, "the server is busy with other image files; try again")
-        self.files += 1
-        try:
+        async with self.files:
             file = await read_body(http, MAX_FILE)
             image = await self.worker.run(self._read_pictures, file)
-        finally:
-            self.files -= 1
         return JSONResponse({"image": as_base64(image)})
 
     def _read_pictures(self, files: Sequence[bytes]) -> list[Tensor]:
         return [read_picture(file, self.sessions[0].preprocess) for file in files]
-
-    def _answer_batch(self, name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """A view's answers, by one pass for each model and kind of couplings asked for."""
-        batches = defaultdict(list)
-        for request in requests:
-            batches[request.session, request.uniform].append(request)
-        answers: dict[Request, dict[str, Any]] = {}
-        for (session, _), batch in batches.items():
-            view = self.views[session].get(name) or VIEWS[name](session)
-            answers.update(zip(batch, view.answer_batch(batch), strict=True))
-        return [answers[request] for request in requests]
 
 
 async def read_body(request: HTTPRequest, limit: int) -> bytes:

@@ -84,8 +84,10 @@ def read_picture(file: bytes, preprocess: Preprocess) -> Picture:
     return preprocess.finish(pixels.expand(channels, -1, -1).unsqueeze(0))[0].contiguous()
 
 
-def move(image: Picture, motion: Motion) -> Picture:
+def move(image: Picture, motion: Motion | None) -> Picture:
     """The image after this motion; black comes in from outside."""
+    if motion is None:
+        return image
     pixels = transform_images(
         image.unsqueeze(0).float(),
         rotation=motion.degrees,

@@ -1,4 +1,4 @@
-"""The values of a request, each checked when it is asked for.
+"""What a request holds, each value checked by its name; and answers as JSON.
 
 Pictures are base64 of their bytes, row by row, the channels of a pixel together.
 """
@@ -6,123 +6,128 @@ Pictures are base64 of their bytes, row by row, the channels of a pixel together
 from __future__ import annotations
 
 import base64
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.data.pixels import fit_images
-from torchcaps.errors import ArgumentError, check_range
-from torchcaps.explorer.pictures import Motion, Picture, move
+from torchcaps.errors import ArgumentError
+from torchcaps.explorer.pictures import Motion, Picture
 from torchcaps.explorer.session import Session
 
 MAX_INTEGER = 2**31
+MAX_AMOUNT = max(high for _, high in Motion.LIMITS.values())
+MAX_POSE = 1e4  # of a number in a pose
+PICTURES = ("image", "drawn")  # in an answer
 
 
-class Request:
-    """A request about one model. Every method raises ValueError for a value that does not fit.
+def read_numbers(
+    name: str, content: Any, num_axes: int, limit: float = MAX_INTEGER, *, kinds: str = "i"
+) -> Any:
+    """A number, or nested lists of numbers.
 
     Args:
-        body: a JSON object; "model" says which session it is about, by default the first.
-        sessions: of the page. Its pictures have the shape of the first one's.
+        name: of the value.
+        content: what the request has.
+        num_axes: how deep the lists are nested, 0 to 2.
+        limit: the largest absolute value.
+        kinds: of numbers: "i" for whole ones, "if" for all.
 
-    Attributes:
-        uniform: whether every class gets the same share of every child, as "uniform".
+    Raises:
+        ArgumentError: for anything else.
     """
+    try:
+        numbers = np.array(content)
+    except ValueError:  # lists of different lengths
+        numbers = np.array(None)
+    is_numeric = numbers.size == 0 or numbers.dtype.kind in kinds
+    if not is_numeric or numbers.ndim != num_axes or (np.abs(numbers.astype(float)) > limit).any():
+        noun = "whole number" if kinds == "i" else "number"
+        nouns = f"a {noun}", f"a list of {noun}s", f"a list of equally long lists of {noun}s"
+        raise ArgumentError(name, f"expected {nouns[num_axes]}, at most ±{limit:g}")
+    return numbers.tolist()
 
-    def __init__(self, body: bytes, sessions: Sequence[Session]) -> None:
-        self.values = parse_object(body)
-        self.session = sessions[self.integer("model", 0, len(sessions) - 1, default=0)]
-        self.uniform = self.values.get("uniform", False)
-        if not isinstance(self.uniform, bool):
-            raise ArgumentError("uniform", "expected true or false")
-        self._shape = sessions[0].shape
 
-    def integer(
-        self,
-        name: str,
-        low: int = 0,
-        high: int = MAX_INTEGER,
-        default: int | None = None,
-    ) -> int:
-        """A whole number.
+def _read_tensor(name: str, content: Any, num_axes: int) -> Tensor:
+    return torch.tensor(read_numbers(name, content, num_axes, MAX_POSE, kinds="if")).float()
 
-        Args:
-            name: of the value.
-            low: the smallest that is allowed.
-            high: the largest that is allowed.
-            default: where there is no value.
-        """
-        number = int(self.numbers(name, 0, MAX_INTEGER, default, kinds="i"))
-        check_range(name, number, low=low, high=high)
-        return number
 
-    def numbers(
-        self,
-        name: str,
-        num_axes: int,
-        limit: float,
-        default: float | Sequence[float] | None = (),
-        *,
-        kinds: str = "if",
-    ) -> NDArray[Any]:
-        """A number, or nested lists of numbers, as an array.
+def _read_bool(name: str, content: Any) -> bool:
+    if not isinstance(content, bool):
+        raise ArgumentError(name, "expected true or false")
+    return content
 
-        Args:
-            name: of the value.
-            num_axes: how deep the lists are nested, 0 to 2.
-            limit: the largest absolute value.
-            default: where there is no value.
-            kinds: of numbers: "i" for whole ones, "if" for all.
-        """
-        try:
-            numbers = np.array(self.values.get(name, default))
-        except ValueError:  # lists of different lengths
-            numbers = np.array(None)
-        is_numeric = numbers.size == 0 or numbers.dtype.kind in kinds
-        if (
-            not is_numeric
-            or numbers.ndim != num_axes
-            or (np.abs(numbers.astype(float)) > limit).any()
-        ):
-            noun = "whole number" if kinds == "i" else "number"
-            nouns = f"a {noun}", f"a list of {noun}s", f"a list of equally long lists of {noun}s"
-            raise ArgumentError(name, f"expected {nouns[num_axes]}, at most ±{limit:g}")
-        return numbers
 
-    def classes(self) -> list[int]:
-        """Capsules to decode, as "classes"; by default none."""
-        labels: list[int] = self.numbers("classes", 1, MAX_INTEGER, kinds="i").tolist()
-        return labels
+def _read_motion(name: str, content: Any) -> Motion:
+    try:
+        return Motion(**content)
+    except TypeError:
+        names = ", ".join(Motion.LIMITS)
+        raise ArgumentError(name, f"expected an object of numbers for {names}") from None
 
-    def motion(self) -> Motion:
-        """A motion, as "motion"; by default none."""
-        try:
-            return Motion(**self.values.get("motion", {}))
-        except TypeError:
-            names = ", ".join(Motion.LIMITS)
-            raise ArgumentError("motion", f"expected an object of numbers for {names}") from None
 
-    def image(self, name: str = "image") -> Picture:
-        """A picture of the page, as the model takes it."""
-        channels, height, width = self._shape
-        try:
-            pixels = np.frombuffer(base64.b64decode(self.values[name], validate=True), np.uint8)
-            array = pixels.reshape(height, width, channels).transpose(2, 0, 1)
-        except (KeyError, TypeError, ValueError):
-            size = channels * height * width
-            raise ArgumentError(name, f"expected {size} bytes in base64") from None
-        images = torch.from_numpy(array.copy()).unsqueeze(0)
-        return fit_images(images, self.session.preprocess.model_size, self.session.shape[0])[0]
+read_integer = partial(read_numbers, num_axes=0)
+read_amount = partial(read_numbers, num_axes=0, limit=MAX_AMOUNT, kinds="if")
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    "label": read_integer,
+    "index": read_integer,
+    "count": read_integer,
+    "start": read_integer,
+    "classes": partial(read_numbers, num_axes=1),
+    "values": partial(read_amount, num_axes=1),
+    "right": read_amount,
+    "down": read_amount,
+    "poses": partial(_read_tensor, num_axes=2),
+    "activations": partial(_read_tensor, num_axes=1),
+    "uniform": _read_bool,
+    "motion": _read_motion,
+}
+"""Name of a value -> a function of its name and of what the request has."""
 
-    def transformed_image(self) -> Picture:
-        """The picture after the motion."""
-        image = self.image()
-        return move(image, self.motion()) if "motion" in self.values else image
+
+def read_arguments(
+    values: Mapping[str, Any], function: Callable[..., Any], session: Session, shape: Any
+) -> dict[str, Any]:
+    """What a view takes of a request, by name.
+
+    Args:
+        values: of the request.
+        function: of the view, whose parameters say what it takes.
+        session: the model.
+        shape: (channels, height, width) of the page's pictures.
+
+    Raises:
+        ArgumentError: for a value that does not fit, or is missing.
+    """
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in values and (name == "session" or parameter.default is not parameter.empty):
+            continue
+        content = values.get(name)
+        if name in ("image", "second"):
+            arguments[name] = _read_picture(name, content, session, shape)
+        else:
+            arguments[name] = READERS[name](name, content) if name in READERS else content
+    return arguments
+
+
+def _read_picture(name: str, content: Any, session: Session, shape: Any) -> Picture:
+    """A picture of the page, as the model takes it."""
+    channels, height, width = shape
+    try:
+        pixels = np.frombuffer(base64.b64decode(content, validate=True), np.uint8)
+        array = pixels.reshape(height, width, channels).transpose(2, 0, 1)
+    except (TypeError, ValueError):
+        size = channels * height * width
+        raise ArgumentError(name, f"expected {size} bytes in base64") from None
+    images = torch.from_numpy(array.copy()).unsqueeze(0)
+    return fit_images(images, session.preprocess.model_size, session.shape[0])[0]
 
 
 def parse_object(body: bytes) -> Mapping[str, Any]:
@@ -143,21 +148,24 @@ def parse_object(body: bytes) -> Mapping[str, Any]:
 def as_base64(image: Tensor) -> str:
     """A picture for an answer; floats in [0, 1] are rounded to bytes."""
     if image.dtype != torch.uint8:
-        _check_finite(image)
         image = image.mul(255).round().clamp(0, 255).to(torch.uint8)
     pixels = image.permute(1, 2, 0).contiguous().numpy()
     return base64.b64encode(pixels.tobytes()).decode()
 
 
-def as_lists(values: Tensor | None) -> Any:
-    """Nested lists of numbers with five digits; None for None."""
-    if values is None:
-        return None
-    _check_finite(values)
-    return np.round(values.cpu().double().numpy(), 5).tolist()
+def as_json(content: Any, name: str = "") -> Any:
+    """An answer ready for JSON, with numbers of five digits and pictures as base64.
 
-
-def _check_finite(values: Tensor) -> None:
-    """Raise ValueError where a value is NaN or infinite."""
-    if not torch.isfinite(values).all():
+    Raises ValueError where a number is NaN or infinite.
+    """
+    if isinstance(content, dict):
+        return {key: as_json(inner, key) for key, inner in content.items()}
+    if isinstance(content, list):
+        return [as_json(inner, name) for inner in content]
+    if not isinstance(content, Tensor):
+        return content
+    if not torch.isfinite(content).all():
         raise ValueError("this model gives values that are not finite; its training failed")
+    if name in PICTURES:
+        return as_base64(content) if content.dim() == 3 else list(map(as_base64, content))
+    return np.round(content.cpu().double().numpy(), 5).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -32,8 +32,7 @@ class Worker:
         function: Callable[[list[Any]], list[Any]],
         argument: object,
         stream: str = "",
-        *,
-        batched: bool = False,
+        key: Hashable = None,
     ) -> Any:
         """The function's answer for one argument, computed in the thread.
 
@@ -41,7 +40,7 @@ class Worker:
             function: takes a list of arguments and returns a list of answers.
             argument: of this request.
             stream: whose older request this one replaces in the queue; empty for none.
-            batched: whether requests of this function leave the queue together.
+            key: requests with an equal one, other than None, leave the queue together.
 
         Returns:
             The answer; None if a newer request of the stream came while this one waited.
@@ -49,7 +48,7 @@ class Worker:
         Raises:
             HTTPException: (503) if the queue is full, or the server stops.
         """
-        job = _Job(function, argument, batched, Future())
+        job = _Job(function, argument, key, Future())
         self._enqueue(stream or object(), job)
         return await asyncio.wrap_future(job.future)
 
@@ -79,7 +78,7 @@ class Worker:
         jobs: list[_Job] = []
         with self._lock:
             for stream, job in list(self._waiting.items()):
-                goes_along = jobs and jobs[0].batched and job.function is jobs[0].function
+                goes_along = jobs and job.key is not None and job.key == jobs[0].key
                 if not jobs or (goes_along and len(jobs) < MAX_BATCH):
                     jobs.append(self._waiting.pop(stream))
             jobs = [job for job in jobs if not job.future.cancelled()]
@@ -96,7 +95,7 @@ class _Job(NamedTuple):
 
     function: Callable[[list[Any]], list[Any]]
     argument: object
-    batched: bool
+    key: Hashable
     future: Future[Any]
 
 

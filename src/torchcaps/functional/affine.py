@@ -11,11 +11,12 @@ from torch import Tensor
 
 from torchcaps.functional.squash import full_precision
 
+Poses = Float[Tensor, "*batch 6"]
 MIN_SCALE = 0.01
 GAIN = 5.0
 
 
-def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
+def affine_pose(raw: Poses) -> Poses:
     """The affine pose that six numbers stand for.
 
     Args:
@@ -45,9 +46,7 @@ def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
     return torch.stack(elements, dim=-1)
 
 
-def composed(
-    outer: Float[Tensor, "*batch 6"], inner: Float[Tensor, "*batch 6"]
-) -> Float[Tensor, "*batch 6"]:
+def composed(outer: Poses, inner: Poses) -> Poses:
     """`outer inner` of affine poses: the upper two rows of the product of their 3x3 matrices."""
     outer = outer.unflatten(-1, (2, 3))
     product = outer[..., :2] @ inner.unflatten(-1, (2, 3))
@@ -55,7 +54,7 @@ def composed(
     return torch.cat([product[..., :2], translation], dim=-1).flatten(-2)
 
 
-def inverse(pose: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
+def inverse(pose: Poses) -> Poses:
     """The affine pose that undoes this one, whose determinant is not zero."""
     a, b, x, c, d, y = pose.unbind(-1)
     determinant = a * d - b * c

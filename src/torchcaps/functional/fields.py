@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -31,11 +31,13 @@ from torchcaps.errors import check_known, check_positive, check_range
 
 # Which parents compete for a child; see `ConvField`.
 Convention = Literal["all", "type", "space", "patch"]
-CONVENTIONS = get_args(Convention)
+
+Map = Float[Tensor, "batch height width *rest"]
+Pairs = Float[Tensor, "batch *positions i j"]  # a number for each child and parent of a position
 
 
 def spatial_last(
-    x: Float[Tensor, "batch height width *rest"],
+    x: Map,
 ) -> Float[Tensor, "batch *rest height width"]:
     """Move the axes of a map to the end: `[batch, *rest, height, width]`, a view."""
     return x.movedim((1, 2), (-2, -1))
@@ -43,7 +45,7 @@ def spatial_last(
 
 def spatial_first(
     x: Float[Tensor, "batch *rest height width"],
-) -> Float[Tensor, "batch height width *rest"]:
+) -> Map:
     """The inverse of `spatial_last`, a view."""
     return x.movedim((-2, -1), (1, 2))
 
@@ -123,9 +125,7 @@ class Field(ABC):
         """
         return reduce(x, dim=-1, keepdim=True)
 
-    def softmax(
-        self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
-    ) -> Tensor:
+    def softmax(self, log_weight: Pairs, leaky: bool = False) -> Tensor:
         """Softmax over the parents that compete for a child: `exp(x_j) / sum_k exp(x_k)`.
 
         Args:
@@ -147,7 +147,7 @@ class Field(ABC):
             total = total + (-max_logit).exp()
         return weight / total
 
-    def initial_coupling(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
+    def initial_coupling(self, like: Pairs) -> Tensor:
         """Couplings without logits: equal over the parents that compete.
 
         Args:
@@ -243,7 +243,7 @@ class ConvField(Field):
         smallest = max(1, 1 - (2 * border + 1 - self.kernel) // spacing)
         check_range("height", self.height, low=smallest)
         check_range("width", self.width, low=smallest)
-        check_known("convention", self.convention, CONVENTIONS)
+        check_known("convention", self.convention, Convention)
 
     @property
     def layout(self) -> Layout:
@@ -266,9 +266,7 @@ class ConvField(Field):
     def count(self, types: int) -> int:
         return self.kernel**2 * types
 
-    def pad(
-        self, x: Float[Tensor, "batch height width *rest"]
-    ) -> Float[Tensor, "batch padded1 padded2 *rest"]:
+    def pad(self, x: Map) -> Float[Tensor, "batch padded1 padded2 *rest"]:
         """The padded map, with zeros where there is no child.
 
         Args:
@@ -283,7 +281,7 @@ class ConvField(Field):
         if spacing == 1:
             num_other_axes = x.dim() - 3
             return F.pad(x, [0, 0] * num_other_axes + [border] * 4)
-        padded = x.new_zeros(len(x), *self.padded, *x.shape[3:])
+        padded = x.new_zeros(x.shape[:1] + self.padded + x.shape[3:])
         self._crop(padded).copy_(x)
         return padded
 
@@ -336,7 +334,8 @@ class ConvField(Field):
     def _fold_sum(self, x: Tensor) -> Tensor:
         """Sums over windows, `[batch, rows, columns, K * K * n]` -> the padded map."""
         if len(x) == 0:  # F.fold takes no empty batch
-            return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
+            height, width = self.padded
+            return x.reshape(0, height, width, x.shape[-1] // self.kernel**2)
         windows = x.reshape(len(x), math.prod(self.positions), self.kernel**2, -1)
         columns = windows.permute(0, 3, 2, 1).flatten(1, 2)  # [batch, n * K * K, windows]
         folded = F.fold(columns, self.padded, self.kernel, stride=self.layout.step)
@@ -347,7 +346,7 @@ class ConvField(Field):
         rows, columns = self.positions
         step = self.layout.step
         windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1))  # [..., ky, kx, n]
-        maxima = windows.new_full((len(windows), *self.padded, windows.shape[-1]), -torch.inf)
+        maxima = windows.new_full(x.shape[:1] + self.padded + windows.shape[-1:], -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
                 # The elements (ky, kx) of all windows, where they stand on the padded map.

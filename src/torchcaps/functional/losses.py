@@ -116,5 +116,4 @@ def _make_targets(lengths: Tensor, labels: Tensor) -> Tensor:
         check_shape("labels", labels, ("batch", "classes"), batch=batch, classes=classes)
         return labels.to(lengths.dtype) if labels.is_floating_point() else labels.bool()
     check_shape("labels", labels, ("batch",), batch=batch)
-    absent = torch.zeros_like(lengths, dtype=torch.bool)
-    return absent.scatter(1, labels.unsqueeze(1), True)
+    return torch.zeros_like(lengths, dtype=torch.bool).scatter(1, labels.unsqueeze(1), True)

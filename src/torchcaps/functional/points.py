@@ -51,12 +51,10 @@ def procrustes(
         centered_target = target - target_center.unsqueeze(1)
         covariance = centered_target.mT @ centered_source  # M^T
         rotation = _rotation_2d(covariance) if dim == 2 else _rotation_3d(covariance)
-        rotated_center = (rotation @ source_center.unsqueeze(2)).squeeze(2)
-        translation = target_center - rotated_center
-        return rotation, translation
+        return rotation, target_center - (rotation @ source_center.unsqueeze(2)).squeeze(2)
 
 
-def _rotation_2d(covariance: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
+def _rotation_2d(covariance: Tensor) -> Tensor:
     """The best rotation in the plane, from M^T; no rotation where every one is as good."""
     # The vector (cos, sin) of the angle, times a length.
     cos = covariance[:, 0, 0] + covariance[:, 1, 1]
@@ -71,7 +69,7 @@ def _rotation_2d(covariance: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch
     return torch.stack([cos, -sin, sin, cos], dim=1).unflatten(1, (2, 2))
 
 
-def _rotation_3d(covariance: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3 3"]:
+def _rotation_3d(covariance: Tensor) -> Tensor:
     """The best rotation R in space, from M^T.
 
     Its value is `R = U diag(1, 1, det(U V^T)) V^T` of the decomposition `M^T = U S V^T`. At this
@@ -161,5 +159,4 @@ def _mean_distance(x: Tensor, y: Tensor, nearest: Tensor) -> Tensor:
         nearest: index of the nearest y, `[batch, n]`.
     """
     nearest_y = y.gather(1, nearest.unsqueeze(2).expand_as(x))
-    squared_distances = (x - nearest_y).square().sum(dim=2)
-    return squared_distances.mean(dim=1)
+    return (x - nearest_y).square().sum(dim=2).mean(dim=1)

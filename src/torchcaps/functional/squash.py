@@ -8,14 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_floating
+from torchcaps.types import Capsules
 
 # Added to |s|^2. It bounds the slope of the square root at zero to 1e4, and that of squash to 1e-4.
 EPSILON = 1e-8
 # The same in float64, which has the range for less: values then equal those of code without it.
 DOUBLE_EPSILON = 1e-60
 
-# Vectors and their lengths, without the axis of the vectors' dimensions.
-PoseAndLength = tuple[Float[Tensor, "*rest"], Float[Tensor, "*reduced"]]
+Vectors = Float[Tensor, "*rest"]
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -23,9 +23,7 @@ def full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def safe_norm(
-    s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False
-) -> Float[Tensor, "*reduced"]:
+def safe_norm(s: Vectors, dim: int = -1, keepdim: bool = False) -> Float[Tensor, "*reduced"]:
     """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`.
 
     In float64 the number that is added is 1e-60.
@@ -52,7 +50,7 @@ def safe_norm(
     return norm.squeeze(dim)
 
 
-def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
+def squash(s: Vectors, dim: int = -1) -> Vectors:
     """Shrink vectors to a length in [0, 1): `|s|^2 / (1 + |s|^2) * s / |s|`.
 
     Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and almost zero at zero,
@@ -70,10 +68,10 @@ def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
         >>> squash(torch.tensor([3.0, 4.0]))
         tensor([0.5769, 0.7692])
     """
-    return squash_with_length(s, dim)[0]
+    return squash_with_length(s, dim).pose
 
 
-def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
+def squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     """`squash`, and the lengths of its vectors without a second root.
 
     Args:
@@ -81,16 +79,16 @@ def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLengt
         dim: axis of the vectors.
 
     Returns:
-        The vectors, and their lengths in [0, 1) without the axis `dim`.
+        The vectors as poses, and their lengths in [0, 1) without the axis `dim` as activations.
     """
     scaled, norm, inverse_scale = _rescale(s, dim)
     # |s|^2 / (1 + |s|^2) / |s|, for vectors and norms in units of the scale.
     factor = (inverse_scale * inverse_scale / norm + norm).reciprocal()
     length = norm * factor
-    return scaled * factor, length.squeeze(dim)
+    return Capsules(scaled * factor, length.squeeze(dim))
 
 
-def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
+def steep_squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`.
 
     Source: Efficient-CapsNet, arXiv 2101.12491. Near zero it leaves vectors as they are, so that
@@ -101,16 +99,17 @@ def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAn
         dim: axis of the vectors.
 
     Returns:
-        The vectors, and their lengths without the axis `dim`: 1e-4 for zeros.
+        The vectors as poses, and their lengths without the axis `dim` as activations: 1e-4 for
+        zeros.
 
     Example:
         >>> steep_squash_with_length(torch.tensor([3.0, 4.0]))
-        (tensor([0.5960, 0.7946]), tensor(0.9933))
+        Capsules(pose=tensor([0.5960, 0.7946]), activation=tensor(0.9933))
     """
     scaled, norm, inverse_scale = _rescale(s, dim)
     # expm1 is exact for the shortest vectors, and exp(|s|) would overflow.
     length = -torch.expm1(norm / -inverse_scale)
-    return scaled * (length / norm), length.squeeze(dim)
+    return Capsules(scaled * (length / norm), length.squeeze(dim))
 
 
 def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,13 +20,14 @@ from torchcaps.functional.bounds import (
     einsum_fp32,
     factor_limit,
 )
-from torchcaps.functional.fields import DenseField, Field, spatial_first, spatial_last
+from torchcaps.functional.fields import DenseField, Field, Pairs, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision
 from torchcaps.transfer import to_device
 from torchcaps.types import Capsules
 
+Parents = Float[Tensor, "batch *positions j d"]
 Over = Literal["parents", "children"]
 
 
@@ -75,7 +76,7 @@ class FixedCoupling(NamedTuple):
             return None
         children, parents = like.shape[-2:]
         logits = random_logits(children, parents, self.seed, scale=self.scale, device=like.device)
-        return logits.to(like).expand(like.shape)
+        return logits.to(like).expand_as(like)
 
 
 class RoutingContext(NamedTuple):
@@ -187,8 +188,7 @@ class Votes(ABC):
 
         A router that counts children needs it: padding has poses and votes of zeros.
         """
-        types = self.count // self.field.count(1)
-        mask = self.field.mask(types)
+        mask = self.field.mask(self.count // self.field.count(1))
         return None if mask is None else to_device(mask, self.children.activation.device)
 
     @property
@@ -210,11 +210,9 @@ class Votes(ABC):
             `[i, *rest]`, of all children of a position.
         """
         times = self.count // len(x)
-        return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
+        return x if times == 1 else x.repeat([times] + [1] * (x.dim() - 1))
 
-    def weighted(
-        self, coefficients: Float[Tensor, "batch *positions i j"]
-    ) -> Float[Tensor, "batch *positions j d"]:
+    def weighted(self, coefficients: Pairs) -> Parents:
         """Each parent's weighted sum of votes, without the bias.
 
         Args:
@@ -225,14 +223,23 @@ class Votes(ABC):
         """
         return einsum_fp32("...ij,...ijd->...jd", coefficients, self.dense())
 
-    def sum(self) -> Float[Tensor, "batch *positions j d"]:
+    def add_bias(self, x: Tensor) -> Tensor:
+        """Add the learned bias of each parent to votes or their sums, if there is one.
+
+        Args:
+            x: `[..., j, d]` in float32 or wider.
+
+        Returns:
+            `[..., j, d]`.
+        """
+        return x if self.bias is None else x + full_precision(self.bias)
+
+    def sum(self) -> Parents:
         """Each parent's sum of votes with coefficients of 1, without the bias."""
         ones = torch.ones_like(self._zeros())
         return self.weighted(ones if self.mask is None else ones * self.mask.unsqueeze(-1))
 
-    def agreement(
-        self, pose: Float[Tensor, "batch *positions j d"]
-    ) -> Float[Tensor, "batch *positions i j"]:
+    def agreement(self, pose: Parents) -> Pairs:
         """The inner product of each vote with the pose of its parent.
 
         Args:
@@ -245,11 +252,11 @@ class Votes(ABC):
 
     def couple(
         self,
-        logits: Float[Tensor, "batch *positions i j"] | None = None,
+        logits: Pairs | None = None,
         *,
         leaky: bool = False,
         over: Over = "parents",
-    ) -> Float[Tensor, "batch *positions i j"]:
+    ) -> Pairs:
         """Couplings: a softmax over the parents that compete for a child.
 
         Every router takes its couplings from here, by exactly one call an iteration: in an ablation
@@ -266,7 +273,12 @@ class Votes(ABC):
         like = self._zeros() if logits is None else logits
         if self.context.fixed is not None:
             logits = self.context.fixed.make_logits(like)
-        coupling = couplings_of(logits, like, self.field, leaky=leaky, over=over)
+        if logits is None and over == "parents" and not leaky:
+            coupling = self.field.initial_coupling(like)
+        else:
+            logits = torch.zeros_like(like) if logits is None else logits
+            is_over_parents = over == "parents"
+            coupling = self.field.softmax(logits, leaky) if is_over_parents else logits.softmax(-2)
         mask = self.mask
         if mask is not None:
             coupling = coupling * mask.to(coupling).unsqueeze(-1)
@@ -308,30 +320,6 @@ class Votes(ABC):
         """Votes `[batch, *positions, i, j, d]`."""
 
 
-def couplings_of(
-    logits: Float[Tensor, "batch *positions i j"] | None,
-    like: Float[Tensor, "batch *positions i j"],
-    field: Field,
-    *,
-    leaky: bool,
-    over: Over,
-) -> Float[Tensor, "batch *positions i j"]:
-    """A softmax of logits over the parents that compete for a child, or over children.
-
-    Args:
-        logits: `[batch, *positions, i, j]`; None for equal ones.
-        like: a tensor of their shape.
-        field: says which parents compete.
-        leaky: let one more parent of logit 0 compete; not used over children.
-        over: "parents", or "children": those of one parent at one position.
-    """
-    if logits is None and over == "parents" and not leaky:
-        return field.initial_coupling(like)
-    if logits is None:
-        logits = torch.zeros_like(like)
-    return field.softmax(logits, leaky) if over == "parents" else logits.softmax(dim=-2)
-
-
 class DenseVotes(Votes):
     """Votes that exist already: children, too, stand at the positions of their parents.
 
@@ -364,8 +352,8 @@ class DenseVotes(Votes):
             raise ArgumentError("activation", f"{expected}, got {list(activation.shape)}")
         if pose is None:
             pose = activation.unsqueeze(-1)[..., :0]
-        *positions, _, parents, dim = votes.shape[1:]
-        field = field or DenseField(positions=tuple(positions))
+        parents, dim = votes.shape[-2:]
+        field = field or DenseField(positions=tuple(votes.shape[1:-3]))
         super().__init__(Capsules(pose, activation), field, parents, dim, bias)
         self._votes = votes
 
@@ -420,9 +408,9 @@ class DenseMapVotes(MapVotes):
     ) -> None:
         check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
         check_floating(votes=votes, bias=bias)
-        batch, children, parents, dim, *positions = votes.shape
-        ones = votes.new_ones(()).expand(batch, *positions, children, 1)
-        field = DenseField(positions=tuple(positions))
+        batch, children, parents, dim, rows, columns = votes.shape
+        ones = votes.new_ones(()).expand(batch, rows, columns, children, 1)
+        field = DenseField(positions=(rows, columns))
         super().__init__(Capsules(ones[..., :0], ones[..., 0]), field, parents, dim, bias)
         self._votes = votes
 

@@ -17,6 +17,8 @@ from torch import Tensor
 # over them, and they lie next to each other in memory.
 LANES = 32
 POSITIONS = 64
+# Children of a block of routing by agreement: their weights stay in the cache for all groups.
+BLOCK = 64
 # Parts of the work for each thread: more of them even out waiting times, fewer cost less.
 PARTS_PER_THREAD = 4
 

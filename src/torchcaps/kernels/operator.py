@@ -93,7 +93,8 @@ def define_operator(
         gradients = []
         for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
             if is_needed and gradient is not None:
-                gradients.append(_fit_gradient(x, gradient, memory_format))
+                gradient = gradient.sum_to_size(x.shape).to(x.dtype)
+                gradients.append(gradient.contiguous(memory_format=_format_of(x, memory_format)))
             else:
                 gradients.append(flat[0].new_empty(0))
         return tuple(gradients)
@@ -102,8 +103,7 @@ def define_operator(
         gradients = []
         for x, is_needed in zip(flat, flat[-1], strict=False):
             if is_needed:
-                layout = _format_of(x, memory_format)
-                gradients.append(torch.empty_like(x, memory_format=layout))
+                gradients.append(torch.empty_like(x, memory_format=_format_of(x, memory_format)))
             else:
                 gradients.append(flat[0].new_empty(0))
         return tuple(gradients)
@@ -200,12 +200,6 @@ def _unpack_single(outputs: tuple[Tensor, ...]) -> Any:
 def _pack_single(output: Any) -> tuple[Tensor, ...]:
     """What an operator returns, as a tuple."""
     return output if isinstance(output, tuple) else (output,)
-
-
-def _fit_gradient(x: Tensor, gradient: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A gradient in the shape, type and memory format of its operand."""
-    gradient = gradient.sum_to_size(x.shape).to(x.dtype)
-    return gradient.contiguous(memory_format=_format_of(x, memory_format))
 
 
 def _format_of(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:

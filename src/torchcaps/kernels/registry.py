@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 Run = TypeVar("Run", bound=Callable[..., Any])
+Objection = Callable[..., str | None]
 
 
 class FastPath(NamedTuple):
@@ -24,9 +25,9 @@ class FastPath(NamedTuple):
 
     impl: str
     run: Callable[..., Any]
-    obstacle: Callable[..., str | None]
+    obstacle: Objection
     reason: str
-    drawback: Callable[..., str | None]
+    drawback: Objection
     rank: int
 
 
@@ -37,11 +38,11 @@ PATHS: dict[str, list[FastPath]] = {}
 def fast_path(
     operation: str,
     impl: str,
-    obstacle: Callable[..., str | None],
+    obstacle: Objection,
     *,
     rank: int,
     reason: str,
-    drawback: Callable[..., str | None] = lambda *_: None,
+    drawback: Objection = lambda *_: None,
 ) -> Callable[[Run], Run]:
     """Decorator that registers a function as the implementation `impl` of an operation.
 
@@ -55,9 +56,9 @@ def fast_path(
     """
 
     def register(run: Run) -> Run:
-        others = [path for path in PATHS.get(operation, []) if path.impl != impl]
-        path = FastPath(impl, run, obstacle, reason, drawback, rank)
-        PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
+        paths = [path for path in PATHS.get(operation, []) if path.impl != impl]
+        paths.append(FastPath(impl, run, obstacle, reason, drawback, rank))
+        PATHS[operation] = sorted(paths, key=lambda path: path.rank)
         return run
 
     return register

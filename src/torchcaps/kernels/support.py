@@ -75,14 +75,12 @@ def needs_reference(votes: Votes) -> str | None:
     return None
 
 
-def dtype_mismatch(
-    votes: Votes, dtypes: tuple[torch.dtype, ...], device: torch.device
-) -> str | None:
-    """Reason for operands on another device or of other types than these."""
+def dtype_mismatch(votes: Votes, device: torch.device) -> str | None:
+    """Reason for operands on another device, or of other types than full precision."""
     reason = device_mismatch(vote_operands(votes), device)
     if not isinstance(votes, ProductVotes):
-        return reason or wrong_dtype("votes", votes.dense(), dtypes)
-    reason = reason or wrong_dtype("weight", votes.weight, dtypes)
+        return reason or wrong_dtype("votes", votes.dense(), FULL_PRECISION)
+    reason = reason or wrong_dtype("weight", votes.weight, FULL_PRECISION)
     return reason or wrong_dtype("pose", votes.children.pose, (votes.weight.dtype, *HALF_PRECISION))
 
 

@@ -16,7 +16,7 @@ from torchcaps.functional import standardize
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import model_card, parameter_count
-from torchcaps.nn import mask_capsules
+from torchcaps.nn import FullyConnectedDecoder, mask_capsules
 from torchcaps.nn.decoder import ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
@@ -62,23 +62,6 @@ def no_decoder() -> ArgumentError:
     return ArgumentError(
         "reconstruct", "this model has no decoder (it was built with decoder=False)"
     )
-
-
-def check_dtype(argument: str, tensor: Tensor, module: nn.Module) -> None:
-    """Raise ArgumentError unless a tensor is of the type of a module's weights.
-
-    Autocast takes any floating point but float64.
-    """
-    check_floating(**{argument: tensor})
-    weight = next(module.parameters())
-    device = tensor.device.type
-    if tensor.dtype == weight.dtype:
-        return
-    is_cast = device != "meta" and torch.is_autocast_enabled(device)
-    if not is_cast or torch.float64 in (tensor.dtype, weight.dtype):
-        raise ArgumentError(
-            argument, f"expected {weight.dtype}, as the weights are, got {tensor.dtype}"
-        )
 
 
 class ImageModel(nn.Module, ABC):
@@ -153,10 +136,21 @@ class ImageModel(nn.Module, ABC):
         return self.spec.draw_size or self.img_size
 
     def _check(self, images: Tensor) -> None:
+        """Raise ArgumentError unless images are of the model's shape and of its weights' type.
+
+        Autocast takes any floating point but float64.
+        """
         height, width = self.img_size
         sizes = {"channels": self.in_chans, "height": height, "width": width}
         check_shape("images", images, ["batch", *sizes], **sizes)
-        check_dtype("images", images, self)
+        check_floating(images=images)
+        dtype = next(self.parameters()).dtype
+        device = images.device.type
+        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        if images.dtype != dtype and (not is_cast or torch.float64 in (images.dtype, dtype)):
+            raise ArgumentError(
+                "images", f"expected {dtype}, as the weights are, got {images.dtype}"
+            )
 
     def _prepare(self, images: Tensor) -> Tensor:
         """Images for the first layer: checked, bounded by 2^24, and standardized if asked.
@@ -228,6 +222,16 @@ class DrawingModel(ImageModel):
         """
         build = partial(decoder_class, *sizes, **options)
         self.decoder = build(self._choose_shape(build, decoder_class.published_shape))
+
+    def _add_dense_decoder(
+        self, decoder: bool | tuple[int, int] | None, class_dim: int, **options: Any
+    ) -> None:
+        """Build a `FullyConnectedDecoder` if asked, whose hidden widths `decoder` may say."""
+        self.decoder = None
+        if decoder:
+            if not isinstance(decoder, bool):
+                options["hidden"] = decoder
+            self._add_decoder(FullyConnectedDecoder, self.num_classes, class_dim, **options)
 
     def _choose_shape(
         self, build: Callable[[ImageShape], nn.Module], published_shape: ImageShape

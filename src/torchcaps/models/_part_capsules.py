@@ -41,6 +41,7 @@ from torchcaps.errors import check_positive, check_range
 from torchcaps.functional.affine import affine_pose, inverse
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import side_after
+from torchcaps.nn.decoder import ImageShape
 
 POSE_DIM = 6
 FEATURE_DIM = 16
@@ -91,8 +92,7 @@ class PartCapsules(nn.Module):
 
     def __init__(
         self,
-        in_chans: int,
-        img_size: tuple[int, int],
+        image_shape: ImageShape,
         parts: int,
         *,
         channels: int = 128,
@@ -102,7 +102,8 @@ class PartCapsules(nn.Module):
         super().__init__()
         check_positive(channels=channels)
         check_range("pixel_scale", pixel_scale, low=1e-3)
-        self.image_shape = (in_chans, *img_size)
+        in_chans, height, width = image_shape
+        self.image_shape = image_shape
         self.pixel_scale = pixel_scale
 
         self.encoder = nn.Sequential()
@@ -111,8 +112,9 @@ class PartCapsules(nn.Module):
             self.encoder.extend([nn.Conv2d(in_channels, channels, KERNEL, stride), nn.ReLU()])
             in_channels = channels
         layers = [(KERNEL, stride) for stride in strides]
-        map_size = [side_after(side, layers) for side in img_size]
-        self.position_bias = nn.Parameter(torch.zeros(channels, *map_size))
+        rows = side_after(height, layers)
+        columns = side_after(width, layers)
+        self.position_bias = nn.Parameter(torch.zeros(channels, rows, columns))
         self.head = nn.Conv2d(channels, parts * (POSE_DIM + FEATURE_DIM + 2), 1)
 
         self.template = nn.Parameter(initial_templates(parts, in_chans))

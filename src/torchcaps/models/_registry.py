@@ -84,8 +84,7 @@ def register_model(
     """
 
     def register(builder: B) -> B:
-        entry = (partial(builder, **options), info)
-        MODELS.add(name or builder.__name__, entry, replace=replace)
+        MODELS.add(name or builder.__name__, (partial(builder, **options), info), replace=replace)
         return builder
 
     return register

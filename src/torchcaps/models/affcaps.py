@@ -103,7 +103,7 @@ class AffineCaps(CapsuleLinear):
             s = self.constant * torch.einsum("bgi,gkdi->bkd", groups, full_precision(self.weight))
             if self.bias is not None:
                 s = s + full_precision(self.bias)
-            return Capsules(*squash_with_length(s))
+            return squash_with_length(s)
 
     def _is_sum(self) -> bool:
         """Whether couplings are equal, and nobody looks at them."""

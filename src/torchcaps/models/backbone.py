@@ -24,7 +24,7 @@ from torchcaps.models._backbones import (
     transformers_recipe,
 )
 from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
-from torchcaps.models._registry import ModelInfo, register_model
+from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
 from torchcaps.types import Capsules, ModelMetadata, ModelSpec, set_model_metadata
 
@@ -148,10 +148,10 @@ class LinearHead(nn.Module):
     def __init__(self, in_features: int, num_classes: int, *, hidden: int = 0) -> None:
         super().__init__()
         check_range("hidden", hidden, low=0)
-        layers: list[nn.Module] = []
+        self.layers = nn.Sequential()
         if hidden:
-            layers = [nn.Linear(in_features, hidden), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(hidden or in_features, num_classes))
+            self.layers.extend([nn.Linear(in_features, hidden), nn.ReLU()])
+        self.layers.append(nn.Linear(hidden or in_features, num_classes))
 
     def forward(self, features: FeatureMap) -> Classes:
         return self.layers(features.mean(dim=(2, 3)))
@@ -348,42 +348,32 @@ def _build(
 )
 def capsule_head(
     *,
+    head: str = "capsule",
     backbone: str | Mapping[str, Any] = "resnet20",
     freeze: bool | None = None,
     **options: Any,
-) -> CapsuleHeadNetwork:
-    """A capsule head on a backbone by name.
+) -> CapsuleHeadNetwork | LinearHeadNetwork:
+    """A head on a backbone by name.
 
     Args:
+        head: "capsule", or "linear", its control.
         backbone: a registered one, a run of this library, or a model of transformers in a folder or
             on the hub; see `_backbones.create_backbone`.
         freeze: fix its weights; by default those of a pretrained one.
-        options: of `CapsuleHeadNetwork`.
+        options: of `CapsuleHeadNetwork`, or of `LinearHeadNetwork`.
     """
-    return _build("capsule", *create_backbone(backbone), freeze, **options)
+    network, recipe = create_backbone(backbone)
+    return _build(head, network, recipe, freeze, **options)
 
 
-@register_model(
-    ModelInfo(
-        title="A linear head on a backbone",
-        year=2026,
-        img_size=(32, 32),
-        in_chans=3,
-        parameters=269_722,
-        published="none: the control of capsule_head",
-    )
+# The control of `capsule_head`: the same backbone, the mean over positions, a linear layer.
+register_variant(
+    "linear_head",
+    "capsule_head",
+    title="A linear head on a backbone",
+    parameters=269_722,
+    published="none: the control of capsule_head",
+    control="",
+    control_options=(),
+    head="linear",
 )
-def linear_head(
-    *,
-    backbone: str | Mapping[str, Any] = "resnet20",
-    freeze: bool | None = None,
-    **options: Any,
-) -> LinearHeadNetwork:
-    """The control of `capsule_head`: the same backbone, the mean over positions, a linear layer.
-
-    Args:
-        backbone: see `capsule_head`.
-        freeze: fix its weights; by default those of a pretrained one.
-        options: of `LinearHeadNetwork`.
-    """
-    return _build("linear", *create_backbone(backbone), freeze, **options)

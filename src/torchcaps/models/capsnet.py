@@ -15,7 +15,7 @@ from torch import nn
 
 from torchcaps.models._base import DrawingModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
-from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
+from torchcaps.nn import CapsuleLinear, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
 
@@ -103,20 +103,15 @@ class CapsNet(DrawingModel):
 
         below = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         dim = primary_dim
-        layers = []
+        layers = nn.Sequential()
         for count in between:
             layers.append(self.layer(below, dim, count, class_dim, **deepcopy(layer_options)))
             below = count
             dim = class_dim
-        self.between = nn.Sequential(*layers) if layers else None
+        self.between = layers if between else None
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
         self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
-        self.decoder = None
-        if decoder:
-            hidden = (512, 1024) if isinstance(decoder, bool) else decoder
-            self._add_decoder(
-                FullyConnectedDecoder, num_classes, class_dim, hidden=hidden, init=init
-            )
+        self._add_dense_decoder(decoder, class_dim, init=init)
         if impl != "auto":
             set_impl(self, impl)
 

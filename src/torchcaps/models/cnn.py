@@ -98,8 +98,8 @@ class CNN(PlainNetwork):
         self.classes_layer = nn.Linear(below, num_classes)
 
     def scores(self, x: Images) -> Classes:
-        features = self.convolutions(x).flatten(1)
-        return self.classes_layer(self.dropout(self.hidden(features)))
+        features = self.hidden(self.convolutions(x).flatten(1))
+        return self.classes_layer(self.dropout(features))
 
 
 def check_layers(
@@ -143,11 +143,12 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
     if isinstance(model, PlainNetwork):
         raise ArgumentError("model", "expected a capsule network, got a CNN")
     capsules: Any = model
-    sizes = (capsules.num_classes, capsules.in_chans, capsules.img_size)
     target = parameter_count(model)
-    first, second, hidden = matched_widths(target, *sizes)
+    first, second, hidden = matched_widths(target, capsules)
     cnn = CNN(
-        *sizes,
+        capsules.num_classes,
+        capsules.in_chans,
+        capsules.img_size,
         channels=(first, second),
         kernels=(5, 5),
         pool=True,
@@ -163,19 +164,17 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
     return cnn
 
 
-def matched_widths(
-    target: int,
-    num_classes: int,
-    in_chans: int,
-    img_size: tuple[int, int],
-) -> tuple[int, int, int]:
-    """Channels of both convolutions and hidden units of a CNN with about `target` parameters."""
-    height, width = img_size
+def matched_widths(target: int, model: Any) -> tuple[int, int, int]:
+    """Channels of both convolutions and hidden units of a CNN with about `target` parameters.
+
+    Its images and classes are those of a model.
+    """
+    height, width = model.img_size
     positions = (height // 4) * (width // 4)  # after two poolings
 
     def count(first: int, second: int, hidden: int) -> int:
-        convolutions = (25 * in_chans + 1) * first + (25 * first + 1) * second
-        return convolutions + (positions * second + 1) * hidden + (hidden + 1) * num_classes
+        convolutions = (25 * model.in_chans + 1) * first + (25 * first + 1) * second
+        return convolutions + (positions * second + 1) * hidden + (hidden + 1) * model.num_classes
 
     widest = bisect_right(range(1, 1 << 31), target, key=lambda n: count(n, 2 * n, 32 * n))
     first = max(1, widest)

@@ -6,14 +6,11 @@ for each class, and the decoder draws from one group alone. Differs from the pap
 convolutions with pooling; a sigmoid and a margin loss for each class, as capsules have.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from torchcaps.models._base import DrawingModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.nn import FullyConnectedDecoder
 from torchcaps.types import Capsules, ModelSpec
 
 KERNEL = 5
@@ -66,21 +63,17 @@ class CNNWithDecoder(DrawingModel):
             second_channels=second,
             class_dim=class_dim,
         )
-        layers: list[nn.Module] = []
+        self.convolutions = nn.Sequential()
         for below, above in ((in_chans, first), (first, second)):
             convolution = nn.Conv2d(below, above, KERNEL, padding=KERNEL // 2)
-            layers.extend([convolution, nn.ReLU(), nn.MaxPool2d(2)])
-        self.convolutions = nn.Sequential(*layers)
+            self.convolutions.extend([convolution, nn.ReLU(), nn.MaxPool2d(2)])
         height, width = self.img_size
         num_features = second * (height // 4) * (width // 4)
         self.units = nn.Linear(num_features, num_classes * class_dim)
         self.weight = nn.Parameter(torch.randn(num_classes, class_dim) / class_dim**0.5)
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
-        self.decoder = None
-        if decoder:
-            hidden: Any = (512, 1024) if isinstance(decoder, bool) else decoder
-            self._add_decoder(FullyConnectedDecoder, num_classes, class_dim, hidden=hidden)
+        self._add_dense_decoder(decoder, class_dim)
 
     def capsules(self, images: Images) -> Capsules:
         features = self.convolutions(self._prepare(images)).flatten(1)

@@ -31,7 +31,6 @@ images stay in [0, 1].
 
 from functools import partial
 from math import prod
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -158,21 +157,23 @@ class ClassIndependentDecoder(nn.Module):
         `[batch, *image_shape]` in [0, 1].
     """
 
-    published_shape: ClassVar[ImageShape] = (3, 64, 64)  # of the authors' images
+    published_shape = (3, 64, 64)  # of the authors' images
 
     def __init__(self, dim: int, image_shape: ImageShape) -> None:
         super().__init__()
-        image_channels, *self.size = image_shape
+        image_channels, height, width = image_shape
+        self.size = (height, width)
         num_doublings = 0
         while num_doublings < MAX_DOUBLINGS and max(self.size) > (MAX_START << num_doublings):
             num_doublings += 1
         # Height and width of the small map; sides are rounded up, and the image is cut to its size.
-        start = [-(-side >> num_doublings) for side in self.size]
+        rows = -(-height >> num_doublings)
+        columns = -(-width >> num_doublings)
         in_channels = DECODER_CHANNELS[0]
-        self.linear = nn.Linear(dim, in_channels * prod(start))
+        self.linear = nn.Linear(dim, in_channels * rows * columns)
         self.norm = nn.Sequential(
             nn.ReLU(),
-            nn.Unflatten(1, (in_channels, *start)),
+            nn.Unflatten(1, (in_channels, rows, columns)),
             nn.BatchNorm2d(in_channels, momentum=0.2),  # 0.8 in the code, by Keras's convention
         )
         # Layers that double the map stand between two that keep its size.
@@ -193,15 +194,6 @@ class ClassIndependentDecoder(nn.Module):
         images = self.layers(self.norm(self.linear(pose)))
         height, width = self.size
         return images[:, :, :height, :width]
-
-
-def check_dims(dims: tuple[int, ...]) -> None:
-    """Raise ArgumentError unless these are dimensions of the capsules of four cells."""
-    if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
-        raise ArgumentError(
-            "dims",
-            f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
-        )
 
 
 # The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million
@@ -269,7 +261,11 @@ class DeepCaps(DrawingModel):
             types=types,
             class_dim=class_dim,
         )
-        check_dims(dims)
+        if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
+            raise ArgumentError(
+                "dims",
+                f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
+            )
         self.dim = dims[-1]
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels)
@@ -283,11 +279,11 @@ class DeepCaps(DrawingModel):
             below = types * dim
 
         # The capsules of cells 3 and 4 vote for the classes. Each halving is rounded up.
-        num_positions_3 = prod(-(-side >> 3) for side in self.img_size)
-        num_positions_4 = prod(-(-side >> 4) for side in self.img_size)
+        num_positions = prod(-(-side >> 4) for side in self.img_size)
+        num_positions += prod(-(-side >> 3) for side in self.img_size)
         # Every child has matrices of its own; routing by agreement (arXiv 1710.09829).
         self.class_capsules = CapsuleLinear(
-            types * (num_positions_4 + num_positions_3),
+            types * num_positions,
             self.dim,
             num_classes,
             class_dim,

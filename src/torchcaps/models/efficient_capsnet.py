@@ -96,9 +96,7 @@ class EfficientCapsNet(DrawingModel):
     ) -> None:
         sizes = complete_stem(stem)
         # Windows of convolutions without padding that leave a map of the same size.
-        windows = []
-        for kernel, stride, _, padding in sizes:
-            windows.append((kernel - 2 * padding, stride))
+        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
         smallest = side_before(max(SMALLEST_MAP, 1 + edge), windows)
         super().__init__(num_classes, in_chans, img_size, smallest=smallest)
         check_range("slope", slope, low=0, high=1)
@@ -111,7 +109,9 @@ class EfficientCapsNet(DrawingModel):
             after = [activation, make_norm(norm, above, options)]
             if norm_first:
                 after.reverse()
-            self.stem.append(he_normal_conv(below, above, kernel, stride, padding))
+            conv = nn.Conv2d(below, above, kernel, stride, padding)
+            truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)  # Keras' "he_normal"
+            self.stem.append(conv)
             self.stem.extend(after)
             below = above
 
@@ -142,7 +142,7 @@ class EfficientCapsNet(DrawingModel):
     def capsules(self, images: Images) -> Capsules:
         features = self.primary(self.stem(self._prepare(images)))  # [batch, 128]: a whole map each
         features = features.unflatten(1, (-1, PRIMARY_DIM))
-        primary = Capsules(*steep_squash_with_length(features))  # 16 of dim 8
+        primary = steep_squash_with_length(features)  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
 
 
@@ -166,13 +166,6 @@ def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int
             "stem", f"expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
         )
     return sizes
-
-
-def he_normal_conv(below: int, above: int, kernel: int, stride: int, padding: int) -> nn.Conv2d:
-    """A convolution whose weights start as Keras' "he_normal"."""
-    conv = nn.Conv2d(below, above, kernel, stride, padding)
-    truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)
-    return conv
 
 
 def make_norm(name: str, channels: int, options: dict[str, Any]) -> nn.Module:

@@ -131,8 +131,7 @@ class ConvRouting(ConvolutionalModel):
             Pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes.
         """
         # One vector for each position of the map: [batch, positions, channels].
-        vectors = self.features(images).flatten(2).mT
-        logits = self.head(vectors)
+        logits = self.head(self.features(images).flatten(2).mT)
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
     def logits_of(self, capsules: Capsules) -> Classes:

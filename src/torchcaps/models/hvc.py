@@ -178,8 +178,7 @@ class HVC(LogitModel):
         for number, convolution in enumerate(self.convolutions, start=1):
             x = convolution(x)  # [batch, 16 + 16 number, height - 2 number, width - 2 number]
             if number in self.branches:
-                layer = self.class_capsules[len(branches)]
-                branches.append(layer(x.flatten(2)))
+                branches.append(self.class_capsules[len(branches)](x.flatten(2)))
         return branches
 
     def merge_branches(self, branches: list[ClassCapsules]) -> Classes:

@@ -22,7 +22,7 @@ from torchcaps.models._registry import ModelInfo, register_model, register_varia
 from torchcaps.models.resnet import convolution, residual_blocks
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
-from torchcaps.types import Capsules, LayerSizes, ModelSpec
+from torchcaps.types import Capsules, LayerSizes
 
 Backbone = Literal["resnet", "simple"]
 CHANNELS = 128  # of the backbone's map
@@ -64,8 +64,6 @@ class InvertedAttentionCaps(LogitModel):
             one before.
     """
 
-    spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=SMALLEST)
-
     def __init__(
         self,
         num_classes: int = 10,
@@ -83,6 +81,7 @@ class InvertedAttentionCaps(LogitModel):
             num_classes,
             in_chans,
             img_size,
+            smallest=SMALLEST,
             types=types,
             pose_size=pose_size,
         )

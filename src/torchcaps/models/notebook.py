@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -56,8 +57,7 @@ def list_stages(model: Any) -> list[Stage]:
     for name, part in named_stages(bare):
         if isinstance(part, nn.Module):
             part.register_forward_hook(partial(keep_output, outputs, name))
-    dtype = next(bare.parameters()).dtype
-    images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=dtype, device="meta")
+    images = next(bare.parameters()).new_zeros(bare.image_shape).unsqueeze(0)  # on "meta"
     with torch.no_grad():
         if spec_of(bare).decoder:
             bare.reconstruct(bare.capsules(images))
@@ -99,7 +99,7 @@ def copy_without_weights(model: nn.Module) -> Any:
             memo[id(hooks)] = type(hooks)()
         if isinstance(module, RoutedLayer):
             memo[id(module.router)] = ShapeRouter()
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in chain(model.parameters(), model.buffers()):
         memo[id(tensor)] = nn.Parameter(torch.empty_like(tensor, device="meta"), False)
     metadata = vars(model).get("_torchcaps")  # its options may hold a router module
     memo[id(metadata)] = metadata
@@ -128,9 +128,9 @@ def shape_in_words(output: Tensor | Capsules) -> str:
     """The shape of an output without the batch: `6 × 6 × 32 capsules of 8 dims`, `10 × 3`."""
     if isinstance(output, Tensor):
         return times(output.shape[1:])
-    *counts, dim = output.pose.shape[1:]
+    counts = output.pose.shape[1:-1]
     noun = "capsule" if counts[-1] == 1 else "capsules"
-    return f"{times(counts)} {noun} of {dim} dims"
+    return f"{times(counts)} {noun} of {output.pose.shape[-1]} dims"
 
 
 def kind_in_words(module: nn.Module) -> str:

@@ -73,7 +73,7 @@ def convolution(
         relu: whether a ReLU follows.
     """
     conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    nn.init.kaiming_normal_(conv.weight)
     layers = nn.Sequential(conv, nn.BatchNorm2d(above))
     return layers.append(nn.ReLU()) if relu else layers
 
@@ -101,7 +101,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     check_known("shortcut", shortcut, Shortcut)
     widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
     blocks = residual_blocks(widths, shortcut)
-    return nn.Sequential(convolution(in_chans, width), *blocks)
+    return nn.Sequential(convolution(in_chans, width)).extend(blocks)
 
 
 # The network of 20 layers for CIFAR-10: 270 thousand parameters.
@@ -144,7 +144,7 @@ class ResNet(PlainNetwork):
         super().__init__(num_classes, in_chans, img_size, smallest=SMALLEST, **options)
         self.trunk = residual_trunk(in_chans, width, shortcut)
         self.classes_layer = nn.Linear(4 * width, num_classes)
-        nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
+        nn.init.kaiming_normal_(self.classes_layer.weight)
 
     def scores(self, x: Images) -> Classes:
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))

@@ -200,7 +200,8 @@ class ObjectCapsules(nn.Module):
         num_biased = POSE_DIM + 1 + 2 * parts
         widths = (units, *CAPSULE_UNITS, parts * POSE_DIM + num_biased)
         self.weight = nn.ParameterList(
-            torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in pairwise(widths)
+            torch.randn(objects, below, above) * math.sqrt(2 / (below + above))
+            for below, above in pairwise(widths)
         )
         self.bias = nn.ParameterList(torch.zeros(objects, width) for width in CAPSULE_UNITS)
         self.output_bias = nn.Parameter(torch.zeros(objects, num_biased))
@@ -374,7 +375,7 @@ class SCAE(ImageModel):
         self.num_parts = parts
         self.num_objects = objects
         self.num_clusters = clusters
-        self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **part_options)
+        self.part_capsules = PartCapsules(self.image_shape, parts, **part_options)
         part_dim = POSE_DIM + 1 + FEATURE_DIM + in_chans * TEMPLATE_SIDE**2
         self.object_capsules = ObjectCapsules(part_dim, parts, objects, units, set_units)
         self.weights = dict(WEIGHTS)
@@ -395,9 +396,11 @@ class SCAE(ImageModel):
             Parts, objects, drawings and likelihoods; see `Explanation`.
         """
         part_noise = None if noise is None else noise.parts
-        parts, *pixel_fields = self.explain_pixels(images, part_noise)
-        objects, *pose_fields = self._explain_poses(parts, noise)
-        return Explanation(parts, objects, *pixel_fields, *pose_fields)
+        parts, drawings, logits, log_likelihood = self.explain_pixels(images, part_noise)
+        objects, pose_log_likelihood, posterior = self._explain_poses(parts, noise)
+        return Explanation(
+            parts, objects, drawings, logits, log_likelihood, pose_log_likelihood, posterior
+        )
 
     def explain_pixels(
         self, images: Images, noise: Tensor | None = None

@@ -113,7 +113,7 @@ class BranchedPrimaryCaps(nn.Module):
         """Capsules of a map: pose `[batch, rows, columns, types, dim]`."""
         pose = self.pose(x).movedim(1, -1).unflatten(-1, (self.types, -1))
         if self.activation is None:
-            return Capsules(*squash_with_length(pose))
+            return squash_with_length(pose)
         activation = full_precision(self.activation(x)).sigmoid()
         return Capsules(full_precision(pose), activation.movedim(1, -1))
 

@@ -141,7 +141,10 @@ class TransformingAutoencoder(DrawingModel):
         """
         for name in ("recognize", "gate", "draw"):
             if name in self.weight:
-                reset_map(self.weight[name], self.bias[name])
+                weight = self.weight[name]
+                bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(weight.shape[1:]))  # Glorot's rule
+                nn.init.uniform_(weight, -bound, bound)
+                nn.init.zeros_(self.bias[name])
 
         # In units of the pose; an affine pose starts at the identity.
         pixel = 1.0
@@ -155,7 +158,11 @@ class TransformingAutoencoder(DrawingModel):
             self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
             generate = self.weight["generate"]
             nn.init.normal_(generate, std=SLOPE / pixel)
-            self.bias["generate"].copy_(centered_bias(generate, start, REACH * pixel))
+            # Units are 1/2 at poses around the start, at most this far along each dimension.
+            reach = REACH * pixel
+            centers = torch.empty_like(generate).uniform_(-reach, reach)
+            centers += start.to(generate).unsqueeze(-1)
+            self.bias["generate"].copy_(-(generate * centers).sum(dim=1))
 
     def capsules(self, images: Images) -> Capsules:
         """Capsules of images.
@@ -175,8 +182,9 @@ class TransformingAutoencoder(DrawingModel):
             pose = affine_maps(h, self.weight["place"], self.bias["place"])
             presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
-            last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose).expand(*pose.shape[:2], 3)
-            pose = torch.cat([pose, last_row], dim=-1)
+            last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose)
+            last_rows = last_row.expand(len(pose), self.num_capsules, 3)
+            pose = torch.cat([pose, last_rows], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 
     def move(self, capsules: Capsules, transformation: Tensor) -> Capsules:
@@ -190,8 +198,15 @@ class TransformingAutoencoder(DrawingModel):
             Capsules of the same presence with the moved poses.
         """
         pose, presence = capsules
-        move_poses = shift_poses if self.pose == "translation" else transform_poses
-        return Capsules(move_poses(pose, transformation), presence)
+        if self.pose == "translation":
+            axes = {"batch": len(pose), "shift": 2}
+            check_shape("transformation", transformation, list(axes), **axes)
+            return Capsules(pose + transformation.unsqueeze(1), presence)
+        axes = {"batch": len(pose), "rows": 3, "columns": 3}
+        check_shape("transformation", transformation, list(axes), **axes)
+        with without_autocast(pose):
+            matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
+        return Capsules(matrices.flatten(-2), presence)
 
     def draw(self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> Images:
         """Draw the image of all capsules, or of one capsule of each image.
@@ -273,13 +288,6 @@ def affine_parameters(
     return weight, bias
 
 
-def reset_map(weight: Tensor, bias: Tensor) -> None:
-    """Draw the weights of a map of each capsule by Glorot's rule; its biases are zero."""
-    bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(weight.shape[1:]))
-    nn.init.uniform_(weight, -bound, bound)
-    nn.init.zeros_(bias)
-
-
 def affine_maps(
     x: Float[Tensor, "batch capsules inputs"],
     weight: Float[Tensor, "capsules inputs outputs"],
@@ -287,40 +295,3 @@ def affine_maps(
 ) -> Float[Tensor, "batch capsules outputs"]:
     """Each capsule's own affine map of its numbers."""
     return torch.einsum("bki,kio->bko", x, weight) + bias
-
-
-def centered_bias(
-    weight: Float[Tensor, "capsules dim units"], start: Float[Tensor, " dim"], reach: float
-) -> Float[Tensor, "capsules units"]:
-    """Biases for which generation units are 1/2 at poses around a start.
-
-    Args:
-        weight: of the generation units, `[capsules, dim, units]`.
-        start: the pose `[dim]` that these poses lie around.
-        reach: largest distance from it along each dimension, drawn uniformly.
-
-    Returns:
-        `[capsules, units]`.
-    """
-    centers = torch.empty_like(weight).uniform_(-reach, reach)
-    centers += start.to(weight).unsqueeze(-1)
-    return -(weight * centers).sum(dim=1)
-
-
-def shift_poses(
-    pose: Float[Tensor, "batch capsules 2"], shift: Float[Tensor, "batch 2"]
-) -> Float[Tensor, "batch capsules 2"]:
-    """`pose + shift`."""
-    check_shape("transformation", shift, ("batch", "shift"), batch=len(pose), shift=2)
-    return pose + shift.unsqueeze(1)
-
-
-def transform_poses(
-    pose: Float[Tensor, "batch capsules 9"], matrix: Float[Tensor, "batch 3 3"]
-) -> Float[Tensor, "batch capsules 9"]:
-    """`T A` for a transformation T of each image and poses A, flat and row-major."""
-    axes = {"batch": len(pose), "rows": 3, "columns": 3}
-    check_shape("transformation", matrix, list(axes), **axes)
-    with without_autocast(pose):
-        matrices = matrix.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
-    return matrices.flatten(-2)

@@ -191,11 +191,13 @@ class TreeCapsNet(ImageModel):
             x = convolution(torch.relu(x) if number else x)
         # 256 of 8, for 28x28 images.
         primary = squash(x.movedim(1, -1).unflatten(-1, (-1, DIM))).flatten(1, 3)
-        coarsest, *finer = self.level_capsules
-        levels = [coarsest(primary)]
-        for layer in finer:  # 128 of 16, and those above
-            pairs = primary.unflatten(1, (-1, 2)).flatten(2)
-            levels.append(layer(torch.cat([pairs, levels[-1].pose], dim=1)))
+        levels: list[Capsules] = []
+        for layer in self.level_capsules:
+            children = primary
+            if levels:  # 128 of 16, and those above
+                pairs = primary.unflatten(1, (-1, 2)).flatten(2)
+                children = torch.cat([pairs, levels[-1].pose], dim=1)
+            levels.append(layer(children))
         return levels
 
     def capsules(self, images: Images) -> Capsules:

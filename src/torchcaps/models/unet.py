@@ -76,7 +76,7 @@ class UNet(PlainNetwork):
         self.last = nn.Conv2d(channels, num_classes - 1, 1)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d) and layer is not self.last:
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.kaiming_normal_(layer.weight)
 
     def scores(self, x: Images) -> Float[Tensor, "batch classes height width"]:
         height, width = self.img_size

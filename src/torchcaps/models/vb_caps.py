@@ -173,7 +173,7 @@ def make_stem(in_chans: int, channels: int, convolutions: int) -> nn.Sequential:
             conv = nn.Conv2d(in_chans, channels, *STEM, bias=False)
         else:
             conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        nn.init.kaiming_uniform_(conv.weight, nonlinearity="relu")
+        nn.init.kaiming_uniform_(conv.weight)
         layers.extend([conv, nn.BatchNorm2d(channels), nn.ReLU()])
     return layers
 

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import pairwise, starmap
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -121,7 +121,7 @@ class FullyConnectedDecoder(nn.Module):
         >>> images = decoder(mask_capsules(capsules, labels))
     """
 
-    published_shape: ClassVar[ImageShape] = (1, 28, 28)
+    published_shape = (1, 28, 28)
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class FullyConnectedDecoder(nn.Module):
         init: Init = "torch",
     ) -> None:
         super().__init__()
-        check_known("init", init, get_args(Init))
+        check_known("init", init, Init)
         self.image_shape = image_shape
         widths = (num_capsules * pose_dim, *hidden, math.prod(image_shape))
         linears = list(starmap(nn.Linear, pairwise(widths)))
@@ -160,14 +160,15 @@ class UpsamplingDecoder(nn.Module):
     `FullyConnectedDecoder`, without `hidden`; Keras has Glorot's uniform rule for all layers here.
     """
 
-    published_shape: ClassVar[ImageShape] = (2, 48, 48)
+    published_shape = (2, 48, 48)
 
     def __init__(
         self, num_capsules: int, pose_dim: int, image_shape: ImageShape, *, init: Init = "torch"
     ) -> None:
         super().__init__()
-        check_known("init", init, get_args(Init))
-        channels, *self.size = image_shape
+        check_known("init", init, Init)
+        channels, height, width = image_shape
+        self.size = (height, width)
         # A side of n becomes 8 n - 16: at least that of the image.
         self.start = [-(-(side + 16) // 8) for side in self.size]
         self.dense = nn.Linear(num_capsules * pose_dim, math.prod(self.start))
@@ -183,7 +184,8 @@ class UpsamplingDecoder(nn.Module):
     def forward(
         self, masked: Float[Tensor, "batch capsules dim"]
     ) -> Float[Tensor, "batch channels height width"]:
-        x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
+        x = self.dense(masked.flatten(1).to(self.dense.weight.dtype))
+        x = x.unflatten(1, self.start).unsqueeze(1)
         *hidden, last = self.convolutions
         for convolution in hidden:
             x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)

@@ -49,16 +49,14 @@ class use_generator(TorchDispatchMode):
             kwargs: named arguments of the operation.
         """
         options = dict(kwargs or {})
-        if self.generator is None or torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **options)
-        if func is torch.ops.aten.native_dropout.default:
-            return _dropout(self.generator, *args)
-        # The overload of randn with a generator is not the one that was called: let torch choose.
-        operation = func.overloadpacket
-        if not _takes_generator(operation):
-            return func(*args, **options)
-        options["generator"] = options.get("generator") or self.generator
-        return operation(*args, **options)
+        if self.generator is not None and torch.Tag.nondeterministic_seeded in func.tags:
+            if func is torch.ops.aten.native_dropout.default:
+                return _dropout(self.generator, *args)
+            if _takes_generator(func.overloadpacket):
+                # The overload of randn with a generator is not the one that was called.
+                func = func.overloadpacket
+                options["generator"] = options.get("generator") or self.generator
+        return func(*args, **options)
 
 
 @contextmanager

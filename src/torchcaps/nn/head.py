@@ -117,7 +117,7 @@ class CapsuleHead(nn.Module):
         x = self.norm(_as_map(pool_positions(features, self.max_positions)))
         pose = self.primary(_with_places(x)).unflatten(-1, (self.types, -1))
         if self.activation == "length":
-            return self.class_capsules(Capsules(*squash_with_length(pose)))
+            return self.class_capsules(squash_with_length(pose))
 
         pose = full_precision(pose)
         activation = torch.ones_like(pose[..., 0])
@@ -161,8 +161,11 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
     return features
 
 
-def _as_map(features: Tensor) -> Float[Tensor, "batch rows columns features"]:
-    """Features at their positions; of a sequence a map of one row, of a vector one position."""
+def _as_map(features: Tensor) -> Tensor:
+    """Features at their positions, `[batch, rows, columns, features]`.
+
+    Of a sequence they are a map of one row, of a vector one position.
+    """
     if features.dim() == 4:
         return features.movedim(1, -1)
     if features.dim() == 3:
@@ -180,7 +183,7 @@ def _with_places(
     return torch.cat([x, row, column], dim=-1)
 
 
-def _centers(count: int, like: Tensor) -> Float[Tensor, " count"]:
+def _centers(count: int, like: Tensor) -> Tensor:
     steps = torch.arange(count, device=like.device, dtype=like.dtype)
     return (2 * steps + 1) / count - 1
 

@@ -124,9 +124,7 @@ class Heinsen2022(Router):
             phi = beta_use * f * R - beta_ignore * (f - f * R)  # equation 2
 
             # Equation 3; vectors of one number stay as they are.
-            y = votes.weighted(phi)
-            if votes.bias is not None:
-                y = y + votes.bias
+            y = votes.add_bias(votes.weighted(phi))
             if votes.dim > 1:
                 y = F.layer_norm(y, y.shape[-1:])
             if remaining:
@@ -223,10 +221,7 @@ class Heinsen2019(Router):
         """Means mu `[..., j, h]`, logits a `[..., j]` and couplings R `[..., i, j]`."""
         beta_use = _per_child(votes, self.beta_use)
         beta_ignore = _per_child(votes, self.beta_ignore)
-        B = _per_child(votes, self.B)
-        if votes.bias is not None:
-            B = B + votes.bias
-        V = votes.dense() + B
+        V = votes.dense() + votes.add_bias(_per_child(votes, self.B))
         f = votes.activation.unsqueeze(-1)
 
         logits: Tensor | None = None
@@ -293,11 +288,10 @@ class RoutingHead(nn.Module):
         counts = (length or 1, *hidden)
         sizes = [LayerSizes(n, dim, m, dim) for n, m in pairwise(counts)]
         sizes.append(LayerSizes(counts[-1], dim, classes, 1))
-        layers = [
-            RoutedLayer(FactorizedVotes(layer_sizes), "heinsen_2022", iterations=iterations)
-            for layer_sizes in sizes
-        ]
-        self.routings = nn.Sequential(*layers)
+        self.routings = nn.Sequential()
+        for layer_sizes in sizes:
+            votes = FactorizedVotes(layer_sizes)
+            self.routings.append(RoutedLayer(votes, "heinsen_2022", iterations=iterations))
 
     def forward(
         self,

@@ -88,8 +88,7 @@ class InvertedAttention(Router):
         # Couplings that an ablation fixed may be unequal.
         has_equal_couplings = v is None and votes.field.local and votes.context.fixed is None
         s = votes.sum() / votes.parents if has_equal_couplings else votes.weighted(r)
-        if votes.bias is not None:
-            s = s + votes.bias
+        s = votes.add_bias(s)
         # LayerNorm in the precision of s, which may be higher than that of the parameters.
         if isinstance(self.norm, nn.LayerNorm):
             weight = self.norm.weight.to(s)

@@ -11,7 +11,6 @@ import torch
 
 from torchcaps.errors import check_known, check_positive, check_range
 from torchcaps.functional.fields import (
-    CONVENTIONS,
     Convention,
     ConvField,
     ConvTransposeField,
@@ -158,7 +157,7 @@ class ConvCaps(RoutedLayer):
         router = create_router(routing, **routing_options)
         if convention is None:
             convention = router.convention
-        check_known("convention", convention, CONVENTIONS)
+        check_known("convention", convention, Convention)
         field = partial(
             self._Field,
             kernel=kernel_size,

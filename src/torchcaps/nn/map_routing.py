@@ -57,7 +57,7 @@ class MapRouting(Router):
         self.operators = ("map_routing",) if local else ()
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        return Routed(*ops.in_blocks(self._route_block, votes))
+        return Routed._make(ops.in_blocks(self._route_block, votes))
 
     def _route_block(self, votes: Votes) -> Routed:
         if self.local:
@@ -68,9 +68,7 @@ class MapRouting(Router):
         k = votes.couple()
         b = torch.zeros_like(k)
         for remaining in reversed(range(self.num_iterations)):
-            S = votes.weighted(k)
-            if votes.bias is not None:
-                S = S + full_precision(votes.bias)
+            S = votes.add_bias(votes.weighted(k))
             v, length = squash_with_length(S) if self.local else _squash_maps(S)
             if remaining:
                 b = b + votes.agreement(v)
@@ -92,8 +90,7 @@ class GlobalCompetition(DenseField):
     convention: Convention = field(default="patch", init=False)
 
     def reduce_competing(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-        axes = range(1, 1 + len(self.positions))
-        return reduce(x, dim=(*axes, -1), keepdim=True)
+        return reduce(x, dim=(1, 2, 4), keepdim=True)
 
 
 def global_competition(height: int, width: int) -> GlobalCompetition:
@@ -155,7 +152,7 @@ class KernelVotes(nn.Module):
         channels = (sizes.parents * sizes.dim, sizes.in_dim)
         if transposed:
             channels = channels[::-1]
-        self.weight = nn.Parameter(torch.empty(*channels, kernel_size, kernel_size))
+        self.weight = nn.Parameter(torch.empty(channels + 2 * (kernel_size,)))
         self.bias = nn.Parameter(torch.empty(sizes.parents, sizes.dim))
         self.reset_parameters()
 

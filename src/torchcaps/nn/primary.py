@@ -1,6 +1,6 @@
 """Primary capsules: a convolution whose channels at one pixel form vectors, or matrices."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -96,7 +96,7 @@ class PrimaryCaps(nn.Module):
         grouping: Grouping = "position",
     ) -> None:
         super().__init__()
-        check_known("grouping", grouping, get_args(Grouping))
+        check_known("grouping", grouping, Grouping)
         self.grouping = grouping
         self.types = types
         self.dim = dim
@@ -108,7 +108,7 @@ class PrimaryCaps(nn.Module):
             s = features.flatten(1).unflatten(1, (-1, self.dim))
         else:
             s = features.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))
-        return Capsules(*squash_with_length(s))
+        return squash_with_length(s)
 
 
 class WholeMapConv2d(nn.Conv2d):

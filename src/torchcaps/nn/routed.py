@@ -197,7 +197,12 @@ class RoutedLayer(nn.Module):
             check_floating(children=children)
             children = Capsules(children, safe_norm(clamp_finite(children, factor_limit)))
         self.check(children)
-        self._check_dtypes(children)
+        check_floating(**children._asdict())
+        weight = next(self.parameters(), children.pose)
+        for name, tensor in children._asdict().items():
+            if (tensor.dtype == torch.float64) != (weight.dtype == torch.float64):
+                expected_dtype = f"expected {weight.dtype}, as the weights are"
+                raise ArgumentError(name, f"{expected_dtype}, got {tensor.dtype}")
         shape = children.pose.shape
         field = self.field(*shape[1:-2])
         num_children = field.count(shape[-2])
@@ -221,14 +226,6 @@ class RoutedLayer(nn.Module):
         """
         sizes = {"dim": self.votes.sizes.in_dim, **self.expected}
         check_shape("children", children.pose, self.axes, **sizes)
-
-    def _check_dtypes(self, children: Capsules) -> None:
-        check_floating(**children._asdict())
-        weight = next(self.parameters(), children.pose)
-        for name, tensor in children._asdict().items():
-            if (tensor.dtype == torch.float64) != (weight.dtype == torch.float64):
-                expected = f"expected {weight.dtype}, as the weights are"
-                raise ArgumentError(name, f"{expected}, got {tensor.dtype}")
 
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())

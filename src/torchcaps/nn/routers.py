@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -237,7 +237,10 @@ class Router(nn.Module):
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
 
-        fixed = None if self.fixed is None else FixedCoupling(*self.fixed, uses=[])
+        fixed = None
+        if self.fixed is not None:
+            seed, scale = self.fixed
+            fixed = FixedCoupling(seed, scale, uses=[])
         context = RoutingContext() if context is None else context
         context = context._replace(clamp=not self.handles_extreme_votes, fixed=fixed)
         votes = votes.bind(context)
@@ -360,7 +363,7 @@ class DynamicRouting(Router):
         impl: ops.Impl = "auto",
     ) -> None:
         super().__init__()
-        check_known("over", over, get_args(Over))
+        check_known("over", over, Over)
         self.iterations = check_iterations(iterations)
         self.leaky = leaky
         self.detach = detach
@@ -465,8 +468,9 @@ class FunctionRouter(Router):
         self.function = function
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        bias = () if votes.bias is None else (votes.bias,)
-        return self.function(votes.dense(), votes.activation, *bias)
+        if votes.bias is None:
+            return self.function(votes.dense(), votes.activation)
+        return self.function(votes.dense(), votes.activation, votes.bias)
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))

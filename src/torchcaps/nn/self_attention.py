@@ -69,7 +69,5 @@ class SelfAttentionRouting(Router):
         a = (u * sum_u).sum(dim=-1) / scale
         c = votes.couple(None if self.equal else a)
         s = ((c + B).unsqueeze(-1) * u).sum(dim=-3)
-        if votes.bias is not None:
-            s = s + full_precision(votes.bias)
-        v, length = steep_squash_with_length(s)
+        v, length = steep_squash_with_length(votes.add_bias(s))
         return Routed(v, length, c)

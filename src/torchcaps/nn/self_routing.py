@@ -81,9 +81,7 @@ class SelfRouting(Router):
         # Equation 3.
         smallest = torch.finfo(weight_sums.dtype).tiny
         relative_weights = weights / weight_sums.unsqueeze(-2).clamp(min=smallest)
-        pose = _weighted_sum(votes, u, relative_weights)
-        if votes.bias is not None:
-            pose = pose + full_precision(votes.bias)
+        pose = votes.add_bias(_weighted_sum(votes, u, relative_weights))
         return Routed(pose, activation, c)
 
 
@@ -112,8 +110,7 @@ def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:
     W = clamp_finite(votes.matrices.to(u), factor_limit)  # [i, j, in_dim, D]
     poses = []
     for j in range(votes.parents):
-        weighted_u = weights[..., j].unsqueeze(-1) * u
-        poses.append(weighted_u.flatten(-2) @ W[:, j].flatten(0, 1))
+        poses.append((weights[..., j, None] * u).flatten(-2) @ W[:, j].flatten(0, 1))
     return clamp_finite(torch.stack(poses, dim=-2), factor_limit)
 
 

@@ -20,7 +20,7 @@ Shapes: `...` is the batch and the positions of the parents on a map.
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class VBRouting(Router):
         local_start: bool = False,
     ) -> None:
         super().__init__()
-        check_known("covariance", covariance, get_args(Covariance))
+        check_known("covariance", covariance, Covariance)
         self.iterations = check_iterations(iterations)
         self.covariance = covariance
         self.batch_norm = batch_norm
@@ -128,9 +128,7 @@ class VBRouting(Router):
         Returns:
             Pose m `[..., j, D]`, activation `[..., j]` and coupling R `[..., i, j]`.
         """
-        V = votes.dense()  # float32, or float64 for float64 poses, as `full_precision` gives
-        if votes.bias is not None:
-            V = V + full_precision(votes.bias)
+        V = votes.add_bias(votes.dense())  # float32, or float64 for float64 poses
         V = V.transpose(-3, -2)  # [..., j, i, D]: sums over children are then matrix products
         D = votes.dim
         d = torch.arange(D, device=V.device, dtype=V.dtype)
@@ -139,7 +137,9 @@ class VBRouting(Router):
         gaussians_class = _DiagonalGaussians if is_diagonal else _FullGaussians
         X = torch.cat([V, V.square()], dim=-1) if is_diagonal else V
 
-        R = self._first_couplings(votes)
+        R = votes.couple()
+        if self.local_start and votes.context.fixed is None:
+            R = torch.full_like(R, 1 / votes.parents)
         for remaining in reversed(range(self.num_iterations)):  # 1 in an ablation
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]
@@ -178,13 +178,6 @@ class VBRouting(Router):
         pose = _normalize(pose_norm, gaussians.m, num_axes=2)
         logit = _normalize(logit_norm, logit, num_axes=1)
         return Routed(pose, torch.sigmoid(logit), R)
-
-    def _first_couplings(self, votes: Votes) -> Tensor:
-        """Equal couplings R `[..., i, j]`, or those that an ablation has fixed."""
-        R = votes.couple()
-        if self.local_start and votes.context.fixed is None:
-            R = torch.full_like(R, 1 / votes.parents)
-        return R
 
 
 class _DiagonalGaussians:
@@ -248,8 +241,7 @@ class _FullGaussians:
         prior = (1 + slack)[..., None, None] * identity
         inverse_psi = 0.5 * (scatter + scatter.mT) + prior
         self.cholesky_factor = torch.linalg.cholesky(inverse_psi)
-        diagonal = self.cholesky_factor.diagonal(dim1=-2, dim2=-1)
-        self.log_det_psi = -2 * diagonal.log().sum(dim=-1)
+        self.log_det_psi = -2 * self.cholesky_factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
 
     def squared_distance(self, V: Tensor) -> Tensor:
         """`(V_ij - m_j)^T Psi_j (V_ij - m_j) = |L^-1 (V_ij - m_j)|^2`, `[..., j, i]`."""

@@ -14,7 +14,7 @@ from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.reporting.subject import open_task
+from torchcaps.reporting.api import open_task
 from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
 from torchcaps.training import Run, TrainConfig

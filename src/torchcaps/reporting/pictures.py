@@ -13,8 +13,7 @@ from torchcaps.data.inputs import list_inputs
 from torchcaps.data.splits import first_labels
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
-from torchcaps.reporting.subject import open_task
+from torchcaps.reporting.api import PLOTS, evaluation_folder, open_task, save_figure
 from torchcaps.tasks import evenly
 from torchcaps.training import load
 from torchcaps.types import model_metadata, spec_of

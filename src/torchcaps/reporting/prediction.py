@@ -3,60 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, islice
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.files import decode_batches
 from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range
-from torchcaps.evaluation import HeldOutCalibration
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks import Task, task_class
-from torchcaps.tasks.masks import predict_masks
-from torchcaps.training import Run, load
-from torchcaps.training.calibration import read_calibration
+from torchcaps.training.checkpoint import load
 from torchcaps.training.device import resolve_device
-from torchcaps.training.run import CALIBRATION_FILE
+from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE
 from torchcaps.types import model_metadata
 from torchcaps.words import UniqueNames
 
+# What a prediction does not always need is imported where it is needed.
+if TYPE_CHECKING:
+    from torchcaps.evaluation import HeldOutCalibration
+    from torchcaps.training import Run
+
 Inputs = Any  # of `list_inputs`
-ModelOrRun = nn.Module | Run | str | Path
-"""A model; a run, or its folder; or a file of weights."""
 Row = dict[str, Any]
 UNKNOWN = "unknown"  # label of an image of no known class
 
 
-def path_of(run: Run | str | Path) -> Path:
-    """The folder of a run, or a path."""
-    return run.path if isinstance(run, Run) else Path(run)
-
-
-def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
+def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto") -> Any:
     """The model of a run or file; a module is moved only where a device is named.
 
     Raises RunError for no run.
     """
     if not isinstance(model_or_run, nn.Module):
-        return load(path_of(model_or_run), device=resolve_device(device))
+        return load(Path(model_or_run), device=resolve_device(device))
     if device != "auto":
         model_or_run.to(resolve_device(device))
     return model_or_run
 
 
 def predict(
-    model_or_run: ModelOrRun, inputs: Inputs, *, device: str = "auto", **options: Any
+    model_or_run: nn.Module | Run | str | Path,
+    inputs: Inputs,
+    *,
+    device: str = "auto",
+    **options: Any,
 ) -> list[Row]:
     """Predict pictures with a trained model. Several processes share the work.
 
@@ -121,7 +118,7 @@ class Predictor:
 
     def __init__(
         self,
-        run: ModelOrRun,
+        run: nn.Module | Run | str | Path,
         device: str = "cpu",
         *,
         batch_size: int = BATCH,
@@ -140,7 +137,7 @@ class Predictor:
                     "unknown_below", f'expected a number or "auto", got {unknown_below!r}'
                 )
             check_range("unknown_below", unknown_below, low=0, high=1)
-        self.source = run if isinstance(run, nn.Module) else path_of(run)
+        self.source = run if isinstance(run, nn.Module) else Path(run)
         if isinstance(self.source, Path) and not self.source.exists():
             raise RunError(f"{self.source}: no such run folder or model file")
         self.device = device
@@ -186,29 +183,27 @@ class Predictor:
         """
         ranks = current()
         is_dense = self.task.is_dense
-        preprocess = model_metadata(self.task.model).preprocess
-        elements = list_inputs(inputs, preprocess)
-        if is_dense:
-            elements = _name_outputs(elements, self.task)
         if self.output is not None:
             if not is_dense:
                 raise ArgumentError(
                     "output", f"the task {self.task.name} draws nothing of single pictures"
                 )
             self.output.mkdir(parents=True, exist_ok=True)
-        # All processes predict a batch together; whole images may be large.
-        batch_size = ranks.world_size * (1 if is_dense else self.batch_size)
-        batches = iter(lambda: list(islice(elements, batch_size)), [])
-        shares = (batch[ranks.shard(len(batch))] for batch in batches)
-        decoder = _Decoder(preprocess, is_dense)
-        for batch in decode_batches(decoder, shares, self.workers, "inputs"):
-            for outcome in chain.from_iterable(ranks.gather(self._predict(batch))):
-                if not isinstance(outcome, DataError):
-                    yield outcome
-                elif on_error is None:
-                    raise outcome
-                else:
-                    on_error(outcome)
+        preprocess = model_metadata(self.task.model).preprocess
+        elements = list_inputs(inputs, preprocess)
+        if is_dense:
+            elements = _name_outputs(elements, self.task)
+        shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
+        decode = partial(_decode, preprocess, is_dense)
+        for batch in decode_batches(decode, shares, self.workers, "inputs"):
+            for outcomes in ranks.gather(self._predict(batch)):
+                for outcome in outcomes:
+                    if not isinstance(outcome, DataError):
+                        yield outcome
+                    elif on_error is None:
+                        raise outcome
+                    else:
+                        on_error(outcome)
 
     @cached_property
     def task(self) -> Task:
@@ -224,7 +219,14 @@ class Predictor:
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the run; None where it has none."""
-        return None if isinstance(self.source, nn.Module) else read_calibration(self.source)
+        if isinstance(self.source, nn.Module):
+            return None
+        folder = self.source.parent if self.source.name == MODEL_FILE else self.source
+        if not (folder / CALIBRATION_FILE).exists():
+            return None
+        from torchcaps.training.calibration import read_calibration
+
+        return read_calibration(folder)
 
     def __getstate__(self) -> dict[str, Any]:
         """Path and options, without what was loaded."""
@@ -238,68 +240,82 @@ class Predictor:
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
         task = self.task
-        readable = [element for element in batch if not isinstance(element.source, DataError)]
-        rows: list[Row] = []
-        if readable:
-            sources: list[Any] = [element.source for element in readable]
-            images = torch.from_numpy(np.stack(sources))
-            with eval_mode(task.model), torch.inference_mode():
-                if task.is_dense:
-                    names = [element.output_name for element in readable]
-                    preprocess = model_metadata(task.model).preprocess
-                    rows = predict_masks(task, images, names, preprocess, self.output)
-                else:
-                    answers = task.predict(images.to(device_of(task.model)))
-                    rows = _complete(answers, self.calibration, self.top_k, self.unknown_below)
-        remaining = iter(rows)
-        outcomes: list[Row | DataError] = []
-        for element in batch:
-            if isinstance(element.source, DataError):
-                outcomes.append(element.source)
+        outcomes: list[Any] = []
+        indices = []  # of what could be read
+        for index, element in enumerate(batch):
+            outcomes.append(element.source)
+            if not isinstance(element.source, DataError):
+                indices.append(index)
+        if not indices:
+            return outcomes
+        images = torch.from_numpy(np.stack(list(map(outcomes.__getitem__, indices))))
+        with eval_mode(task.model), torch.inference_mode():
+            if task.is_dense:
+                from torchcaps.tasks.masks import predict_masks
+
+                names = [batch[index].output_name for index in indices]
+                preprocess = model_metadata(task.model).preprocess
+                rows = predict_masks(task, images, names, preprocess, self.output)
             else:
-                path = {} if element.name is None else {"path": element.name}
-                outcomes.append(path | next(remaining))
+                rows = self._complete(task.predict(images.to(device_of(task.model))))
+        for index, row in zip(indices, rows, strict=True):
+            name = batch[index].name
+            outcomes[index] = row if name is None else {"path": name} | row
         return outcomes
 
+    def _complete(self, rows: list[Row]) -> list[Row]:
+        """Add probabilities, and apply the options, where there are classes."""
+        threshold: Any = self.unknown_below
+        if "activations" not in rows[0]:
+            for option in ("top_k", "unknown_below"):
+                if getattr(self, option) is not None:
+                    raise ArgumentError(option, "this task gives no activations of classes")
+            return rows
+        if self.top_k is not None:
+            check_range("top_k", self.top_k, low=1, high=len(rows[0]["activations"]))
+        calibration = self.calibration
+        if threshold == "auto":
+            if calibration is None:
+                raise ArgumentError(
+                    "unknown_below",
+                    f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
+                    "folder; give a number",
+                )
+            threshold = calibration.threshold
+        completed_rows = []
+        for row in rows:
+            activations = row["activations"]
+            row["activations"] = dict(islice(activations.items(), self.top_k))
+            if threshold is not None and row["activation"] < threshold:
+                row["label"] = UNKNOWN
+            completed = {"label": row["label"], "activation": row["activation"]}
+            if calibration is not None:
+                lengths = torch.tensor([list(activations.values())])
+                [probabilities] = calibration.probabilities(lengths).tolist()
+                completed["probability"] = probabilities[0]
+                row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
+            completed_rows.append(completed | row)
+        return completed_rows
 
-def _complete(
-    rows: list[Row],
-    calibration: HeldOutCalibration | None,
-    top_k: int | None,
-    unknown_below: float | str | None,
-) -> list[Row]:
-    """Add probabilities, and apply the options of `Predictor`, where there are classes."""
-    if "activations" not in rows[0]:
-        for option, choice in {"top_k": top_k, "unknown_below": unknown_below}.items():
-            if choice is not None:
-                raise ArgumentError(option, "this task gives no activations of classes")
-        return rows
-    activations = torch.tensor([list(row["activations"].values()) for row in rows])
-    if top_k is not None:
-        check_range("top_k", top_k, low=1, high=activations.shape[1])
-    threshold: Any = unknown_below
-    if threshold == "auto":
-        if calibration is None:
-            raise ArgumentError(
-                "unknown_below",
-                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder; "
-                "give a number",
-            )
-        threshold = calibration.threshold
-    probabilities: list[Any] = [None] * len(rows)
-    if calibration is not None:
-        probabilities = calibration.probabilities(activations).tolist()
-    completed_rows = []
-    for row, shares in zip(rows, probabilities, strict=True):
-        row["activations"] = dict(islice(row["activations"].items(), top_k))
-        if threshold is not None and row["activation"] < threshold:
-            row["label"] = UNKNOWN
-        completed = {"label": row["label"], "activation": row["activation"]}
-        if shares is not None:
-            completed["probability"] = shares[0]
-            row["probabilities"] = dict(zip(row["activations"], shares, strict=False))
-        completed_rows.append(completed | row)
-    return completed_rows
+
+def columns(row: Row, top_k: int = 1) -> Row:
+    """A prediction as a row of a table: its numbers and names, without nested parts.
+
+    Args:
+        row: of `Predictor`.
+        top_k: number of classes of a classifier. The second class has the columns "label_2",
+            "activation_2" and, of a calibrated run, "probability_2"; and so on.
+    """
+    cells = {}
+    for name, cell in row.items():
+        if not isinstance(cell, dict | list):
+            cells[name] = cell
+    for rank, label in enumerate(islice(row.get("activations", ()), 1, top_k), start=2):
+        cells[f"label_{rank}"] = label
+        cells[f"activation_{rank}"] = row["activations"][label]
+        if "probabilities" in row:
+            cells[f"probability_{rank}"] = row["probabilities"][label]
+    return cells
 
 
 def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
@@ -311,29 +327,29 @@ def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
         yield element._replace(output_name=unique_name(Path(element.name).stem))
 
 
-@dataclass(frozen=True)
-class _Decoder(Dataset[list[Input]]):
-    """Decodes batches as the model takes them, or, for a task of pixels, in their own size.
+def _batches(elements: Iterator[Input], size: int) -> Iterator[list[Input]]:
+    """The part of this process of each batch, which all processes predict together."""
+    ranks = current()
+    while batch := list(islice(elements, size * ranks.world_size)):
+        yield batch[ranks.shard(len(batch))]
+
+
+def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[Input]:
+    """Inputs as the model takes them, or, for a task of pixels, in their own size.
 
     The sources become arrays, as tensors of other processes need shared memory, or errors.
     """
-
-    preprocess: Preprocess
-    is_dense: bool
-
-    def __getitems__(self, batch: list[Input]) -> list[Input]:
-        decoded = []
-        for element in batch:
-            source: Any = element.source
-            try:
-                if isinstance(source, DataError):
-                    pass
-                elif self.is_dense:
-                    channels = self.preprocess.in_chans
-                    source = decode_image(source, None, channels, name=element.name).numpy()
-                else:
-                    source = self.preprocess(source, element.name).numpy()
-            except DataError as error:
-                source = error.with_traceback(None)
-            decoded.append(element._replace(source=source))
-        return decoded
+    decoded = []
+    for element in batch:
+        source: Any = element.source
+        try:
+            if isinstance(source, DataError):
+                pass
+            elif is_dense:
+                source = decode_image(source, None, preprocess.in_chans, name=element.name).numpy()
+            else:
+                source = preprocess(source, element.name).numpy()
+        except DataError as error:
+            source = error.with_traceback(None)
+        decoded.append(element._replace(source=source))
+    return decoded

@@ -7,37 +7,16 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from torchcaps.errors import ArgumentError, RunError
+from torchcaps.reporting.prediction import Row, columns
 from torchcaps.training.files import atomic, make_folder
 
-Row = dict[str, Any]
 Writer = Callable[[Row], None]
 ROW_GROUP = 10_000  # rows of a Parquet file that are in memory at a time
 DIGITS = 6  # of a number in a CSV
-
-
-def columns(row: Row, top_k: int = 1) -> Row:
-    """A prediction as a row of a table: its numbers and names, without nested parts.
-
-    Args:
-        row: of `Predictor`.
-        top_k: number of classes of a classifier. The second class has the columns "label_2",
-            "activation_2" and, of a calibrated run, "probability_2"; and so on.
-    """
-    cells = {}
-    for name, cell in row.items():
-        if not isinstance(cell, dict | list):
-            cells[name] = cell
-    for rank, label in enumerate(islice(row.get("activations", ()), 1, top_k), start=2):
-        cells[f"label_{rank}"] = label
-        cells[f"activation_{rank}"] = row["activations"][label]
-        if "probabilities" in row:
-            cells[f"probability_{rank}"] = row["probabilities"][label]
-    return cells
 
 
 def json_lines(stream: TextIO) -> Writer:

@@ -1,89 +1,86 @@
-"""The sections of the HTML report on one finished run, in their order.
+"""Sections of the HTML report on a finished run, between its training and its configuration.
 
-`sections_of` takes an `EvaluatedRun`, which every function calls `run`: the folder of a finished
-training (`run.run`, locally `run_folder`), its configuration (`.config`), its best model (`.model`)
-within its task (`.task`, which holds its loss and its plots), its test images (`.images`), and what
-was measured on them. It returns `Section`s: the summary, the curves of the training, the plots of
-the task, the sections that were registered, and the configuration. A `Section` has a key (its
-address within the page), a title, and blocks: paragraphs (strings), tables, and pictures (plots
-drawn as SVG, with a text for readers who do not see them).
+Each function below takes an `EvaluatedRun`, which it calls `run`: the folder of a finished training
+(`run.run`), its configuration (`.config`), its best model (`.model`) within its task (`.task`), its
+test images (`.images`), and what was measured on them. It returns a `ReportItem`, a text with at
+most one figure and one table; a `Section` of several; or None, which leaves the section out.
+Sections stand in the order of their registration, after the plots of the task.
 
-Words:
-    figures: numbers that were measured. `run.figures` has those of all test images by name.
-        Only `ReportItem.figure`, the plot of a task, is a figure of matplotlib.
-    recorded: the figures of all test images, as an earlier evaluation wrote them to
-        evaluation.json; None without such a file, and for a task without classes. Where they are
-        recorded, the report may run the model over a part of the images. `run.images`,
-        `run.evaluation` and `run.is_correct` are of that part; `run.num_images` counts all.
-    is_correct: `[n]` bool, whether the most active class of an image is its label. Of an image with
-        k labels: whether its k most active classes are these.
-    score: the validation metric by which the best epoch is chosen; `run_folder.score` is its name.
-    spec: what a model declares: whether it has poses and a decoder, and what its outputs are.
-    multilabel: an image shows several classes; a class is "found" if the model predicts it.
-    Evaluation: the figures of a classifier, with the label and the activations (one number for each
-        class) of each image. Its `Calibration` has two `Reliability` tables, which say how often
-        the model is right at each confidence: "normalized" takes the share of the largest
-        activation in the sum for the confidence, "length" the largest activation itself.
-    Markup: text that is HTML already; every other string is escaped.
-
-Helpers write text: `counted(2, "epoch")` is "2 epochs", `in_words("val_loss")` is "val loss",
-`percent(0.5)` is "50.00 %", `duration` writes seconds, `format_metric` a metric by its name, and
-`setting` any value of a configuration. `name_html` and `names_html` make HTML of names in any
-script.
+`run.labels` is `[images, classes]`: 1 for each class that a test image shows, which is one unless
+it is multi-label. `run.activations` is `[images, classes]`, in [0, 1].
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from math import sqrt
-from typing import TypeVar
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
-from markupsafe import Markup
+from jaxtyping import Int64, Shaped
+from torch import Tensor
 
-from torchcaps.evaluation import Calibration, Evaluation, Reliability
-from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.models._registry import model_info
-from torchcaps.models.notebook import parameter_count
+from torchcaps import evaluation
+from torchcaps.data import Dataset, DiskDataset
+from torchcaps.evaluation import example_indices
 from torchcaps.registry import Registry
 from torchcaps.reporting.evaluated import EvaluatedRun
-from torchcaps.reporting.markup import (
-    Block,
-    Section,
-    Table,
-    name as name_html,
-    names as names_html,
-)
-from torchcaps.tasks import ReportItem, create_task
-from torchcaps.templates import picture
-from torchcaps.training import TrainConfig
-from torchcaps.words import (
-    counted,
-    duration,
-    format_metric,
-    in_words,
-    join_names,
-    numbers,
-    percent,
-    rounded,
-    setting,
-)
+from torchcaps.tasks import ReportItem, evenly
+from torchcaps.words import percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_MISTAKES = 12
+MAX_GRIDS = 10
+MAX_MAPS = 20
+SPAN = 0.25  # largest offset of a pose dimension, in the units of the pose
+NUM_STEPS = 5  # offsets of each dimension, from -SPAN to SPAN
+MAX_TILES = 1024  # pictures in a grid
+
+# Questions that the measures of `evaluation.diagnose` answer, by the names of the measures. A
+# measure that is not here stands under its own name.
+QUESTIONS = {
+    "ablation": "With and without its routing",
+    "iterations": "What the iterations do",
+    "decay": "From the first capsules to the last",
+    "children": "First capsules in use",
+    "entropy": "How evenly children share themselves out",
+    "dynamics": "Whether couplings follow the image",
+    "tree": "Whether there is a parse tree",
+    "parents": "Parents in use",
+    "starvation": "Whether the gradient reaches the children",
+    "sign": "Whether a pose and its negative differ",
+}
+
+
+class Table(NamedTuple):
+    """A table of words whose first column names its rows."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Section(NamedTuple):
+    """A part of a report, under a heading of its own.
+
+    Attributes:
+        key: address within the page, of letters, hyphens and underscores.
+        title: the heading.
+        blocks: paragraphs, tables, and lists of figures with texts for those who do not see them.
+    """
+
+    key: str
+    title: str
+    blocks: Sequence[str | Table | list[tuple[Figure, str]]]
+
 
 SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=SectionWriter)  # the type of one such function
 SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
 """Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
-
-MAX_NAMES = 10  # of classes, in the summary
-# Kinds of a table, which are classes of the page's style sheet.
-NUMBERS = "figures"  # all columns but the first are aligned to the right
-WORDS = "words"  # all columns are aligned to the left
-# Meaning of a model's outputs, by `spec.activation`.
-OUTPUT_KINDS = {
-    "length": "lengths of capsules",
-    "probability": "probabilities",
-    "logit": "logits",
-    "none": "numbers without a meaning",
-}
 
 
 def register_section(*tasks: str) -> Callable[[W], W]:
@@ -110,217 +107,236 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     return register
 
 
-def sections_of(run: EvaluatedRun) -> list[Section]:
-    """All sections of the report on a run, in their order."""
-    parts: list[ReportItem | Section | None] = [summary(run), curves(run)]
-    parts += run.task.report_items(_recorded_evaluation(run), run.images)
-    for tasks, writer in SECTIONS.values():
-        if not tasks or run.task.name in tasks:
-            parts.append(writer(run))
-    parts.append(configuration(run))
-    return [_as_section(part) for part in parts if part is not None]
-
-
-def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
-    """The evaluation of a classifier with the figures recorded for all test images.
-
-    Its labels and activations stay those of the images that the model was run over. Without such
-    figures, or for another task, it is the evaluation itself.
-    """
-    recorded = run.recorded
-    if recorded is None or not isinstance(run.evaluation, Evaluation):
-        return run.evaluation
-    tables = {key: Reliability(**table) for key, table in recorded["calibration"].items()}
-    fields = ("accuracy", "error", "loss", "num_samples", "per_class")
-    return replace(
-        run.evaluation,
-        confusion=torch.tensor(recorded["confusion_matrix"]),
-        calibration=Calibration(**tables),
-        **{key: recorded[key] for key in fields},
-    )
-
-
-def _as_section(part: ReportItem | Section) -> Section:
-    """A report item as a section with its text, its plot and its table, as far as it has them."""
-    if isinstance(part, Section):
-        return part
-    blocks: list[Block] = []
-    if part.about:
-        blocks.append(part.about)
-    if part.figure is not None:
-        blocks.append(picture(part.figure, part.alt or part.title))
-    if part.heads:
-        blocks.append(Table(part.title, part.heads, part.rows, NUMBERS))
-    return Section(part.key, part.title, blocks)
-
-
-def lead(run: EvaluatedRun) -> Markup:
-    """Two sentences: what was trained, and the figures of the test images."""
-    run_folder = run.run
-    training = counted(len(run.epochs), "epoch")
-    if run_folder.seconds is not None:
-        training += f" in about {duration(run_folder.seconds)} of training"
-    if run.accuracy is None:  # a task without classes
-        outcome = Markup("Measured: {}.").format(run.evaluation.summary)
-    else:
-        outcome = Markup("<strong>{}</strong> of {:,} test images {}.").format(
-            percent(run.accuracy),
-            run.figures["num_samples"],
-            "have all their classes found" if run.is_multilabel else "are right",
-        )
-    return Markup("{} on {}: {}. {}").format(
-        run.config.model.name, name_html(run.images.name), training, outcome
-    )
-
-
-def summary(run: EvaluatedRun) -> Section:
-    """What was trained, on which images, how long, and the figures of the test images."""
-    model = run.config.model
-    paper = model_info(model.name)  # its title and year
-    training = run.config.training
-    spec = run.task.spec
-    rows = {
-        "Model": f"{model.name} ({paper.title}, {paper.year})",
-        "Its options": setting(model.options) if model.options else "none, so its defaults",
-        "Its outputs": f"{OUTPUT_KINDS[spec.activation]}; "
-        f"{'capsules with poses' if spec.pose else 'no capsules'}; "
-        f"{'a decoder draws images' if spec.decoder else 'no decoder, so nothing is drawn'}",
-        "Parameters": f"{parameter_count(run.model):,}",
-        "Task": f"{run.task.name}, trained with the {in_words(run.task.loss)} loss",
-        "Data": run.config.data.name,
-        "Images": run.images.preprocess.size_in_words(run.images.inputs.shape),
-        "Classes": _describe_classes(run),
-        "Training": f"{len(run.epochs)} of at most {counted(training.epochs, 'epoch')} of "
-        f"{int(run.epochs[-1]['images']):,} images, batches of {training.batch_size}, learning "
-        f"rate {run.config.optimizer.lr:g} ({run.config.schedule.name}), seed {training.seed}",
-        "Time": _describe_time(run),
-        "Model kept": f"that of epoch {run.run.best_epoch}, chosen by validation; "
-        "test images had no part in it",
-    }
-    if run.has_classes:
-        rows |= score_rows(run)
-    blocks: list[Block] = [Table("The run", ("What", "Value"), list(rows.items()), WORDS)]
-    if not run.has_classes:
-        caption = f"Figures on {len(run.images):,} test images"
-        # `table()` gives the heads of the columns, and the rows.
-        blocks.append(Table(caption, *run.evaluation.table(), NUMBERS))
-    return Section("summary", "Summary", [*blocks, *_notes(run)])
-
-
-def _describe_classes(run: EvaluatedRun) -> Markup:
-    """Number and names of the classes, of which at most ten are listed."""
-    if not run.task.labeled:
-        return Markup("labels had no part in it")
-    classes = run.images.classes
-    ellipsis = ", …" if len(classes) > MAX_NAMES else ""
-    return Markup("{}: {}{}").format(len(classes), names_html(classes[:MAX_NAMES]), ellipsis)
-
-
-def _describe_time(run: EvaluatedRun) -> str:
-    """Time in training steps, and the machine it was measured on."""
-    if run.run.seconds is None:
-        return "not recorded"
-    environment = run.run.environment  # versions and hardware
-    machine = environment.get("gpu") or environment.get("processor") or "an unrecorded machine"
-    if threads := environment.get("threads"):
-        machine = f"{machine}, {counted(threads, 'thread')}"
-    time = duration(run.run.seconds)
-    return f"about {time} of training steps, without validation, on {machine}"
-
-
-def score_rows(run: EvaluatedRun) -> dict[str, str]:
-    """The figures of the test images in words, by name.
-
-    Where an image shows several classes, `almost` is the share of images with at least one found,
-    and `per_digit` the share of all labels that were found, which need not be digits.
-    """
-    figures = run.figures
-    if run.accuracy is None:  # a task without classes
-        return {name: format_metric(name, metric) for name, metric in numbers(figures).items()}
-    num_samples = figures["num_samples"]
-    error = figures["error"]
-    # Standard error of a share p of n independent images: sqrt(p (1 - p) / n).
-    deviation = figures.get("standard_error", sqrt(error * run.accuracy / num_samples))
-    num_wrong = round(error * num_samples)
-    rows = {
-        "All classes found"
-        if run.is_multilabel
-        else "Test accuracy": f"{percent(run.accuracy)} of {num_samples:,} images",
-        "Test error": f"{percent(error)}, {num_wrong:,} images (standard error {percent(deviation)})",
-    }
-    if run.is_multilabel:
-        return rows | {
-            "At least one found": percent(figures["almost"]),
-            "Single classes found": percent(figures["per_digit"]),
-        }
-    return rows | {
-        "Test loss": f"{figures['loss']:.4f}, mean {in_words(figures['loss_name'])} loss",
-        "Balanced accuracy": percent(figures["balanced_accuracy"]),
-        "Macro F1": rounded(figures["macro_f1"]),
-        "AUROC": rounded(figures["auroc"]),
-        "Calibration error": percent(figures["calibration_error"]),
-        "Never predicted": join_names(figures["never_predicted"]) or "none",
-    }
-
-
-def _notes(run: EvaluatedRun) -> list[str]:
-    """A note, if the figures were not measured on the images of this report, in this pass."""
-    if len(run.images) < run.num_images:
-        images = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
-        return [f"Mistakes and pictures are those of {images}."]
-    if run.recorded is not None and run.accuracy is not None:
-        # `run.accuracy` is the recorded one; this one was measured again for the report.
-        accuracy = float(run.is_correct.double().mean())
-        if round((accuracy - run.accuracy) * run.num_images):
-            return [
-                "The figures are those of evaluation.json. "
-                f"Measured again for this report, {percent(accuracy)} are right."
-            ]
-    return []
-
-
-def curves(run: EvaluatedRun) -> Section:
-    """Loss and score over epochs, notes such as a second start, and warnings of the epochs."""
-    run_folder = run.run
-    score_name = run_folder.score
-    loss = in_words(run.task.loss)
-    first_score = format_metric(score_name, run.epochs[0][f"val_{score_name}"])
-    last_score = format_metric(score_name, run.epochs[-1][f"val_{score_name}"])
-    alt = (
-        f"Curves of loss and score over {len(run.epochs)} epochs. "
-        f"Validation {in_words(score_name)} goes from {first_score} after the first "
-        f"to {last_score} after the last."
-    )
-    margin = ", whose margin rises during training" if loss == "spread" else ""
-    text = (
-        "Training figures are means over an epoch while the weights still change, with random "
-        "changes of the images where the run has them; validation figures are measured after it. "
-        f"The loss is the {loss} loss{margin}; other parts of the training loss are left out."
-    )
-    blocks: list[Block] = [text, picture(run_folder.curves(), alt), *run_folder.notes]
-    for epoch in run.epochs:
-        blocks += [f"Epoch {epoch['epoch']}: {warning}" for warning in epoch.get("warnings", ())]
-    return Section("curves", "Training", blocks)
-
-
-def configuration(run: EvaluatedRun) -> Section:
-    """All settings, those that are not the default in bold, and the machine."""
-    # A configuration without choices: the task of this model fills it with its own defaults.
-    # `clip`, the largest norm of the gradient, stays "auto" in it; only a training replaces that
-    # by the limit of the task.
-    task = create_task(run.model, TrainConfig())
-    defaults = task.config.flat()
+@register_section()
+def found_by_class(run: EvaluatedRun) -> ReportItem | None:
+    """For images of several classes: how often each class is among the most active ones."""
+    if not (run.has_classes and run.is_multilabel):
+        return None
+    labels = run.labels
+    is_hit = evaluation.label_hits(run.activations, labels)
     rows = []
-    for key, choice in run.config.flat().items():
-        # None leaves a setting open, which is the same as its default.
-        is_default = choice is None or choice == defaults[key]
-        style = Markup("{}" if is_default else "<strong>{}</strong>")
-        rows.append((key, style.format(setting(choice))))
-    caption = "Settings; bold where they are not the default"
-    settings = Table(caption, ("Setting", "Value"), rows, WORDS)
+    for index, name in enumerate(run.images.classes):
+        num_images = int(labels[:, index].sum())
+        num_hits = int(is_hit[:, index].sum())
+        share = percent(num_hits / num_images) if num_images else "-"
+        rows.append((name, str(index), share, f"{num_hits:,}", f"{num_images:,}"))
+    text = (
+        "How often a class that is in an image is among its most active ones, as many as it shows "
+        f"(at most {int(labels.sum(dim=1).max())}), in {len(run.images):,} test images."
+    )
+    # "Number" is the index of the class.
+    heads = ("Class", "Number", "Found", "Right", "Images")
+    return ReportItem("classes", "Class by class", text, heads=heads, rows=tuple(rows))
 
-    environment: Block = "The environment was not recorded."
-    if machine := [(key, setting(fact)) for key, fact in run.run.environment.items()]:
-        caption = "Environment: what the run was started with"
-        environment = Table(caption, ("What", "Version or kind"), machine, WORDS)
-    return Section("configuration", "Configuration and environment", [settings, environment])
+
+@register_section()
+def mistakes(run: EvaluatedRun) -> ReportItem | None:
+    """The wrong answers that the model was surest of.
+
+    Of an image of several classes the table gives the least active true class, and the most active
+    wrong one among its predicted classes.
+    """
+    if not run.has_classes:
+        return None
+    from torchcaps import viz
+
+    title = "Worst mistakes"
+    mistaken = evaluation.worst_mistakes(run.activations, run.labels)
+    examined = f"{len(run.images):,} test images looked at"
+    if not len(mistaken):
+        return ReportItem("mistakes", title, f"None: all of the {examined} are right.")
+
+    worst = mistaken[:MAX_MISTAKES]
+    labels = class_rows(run.labels)[worst]
+    activations = run.activations[worst]
+    predicted = evaluation.top_labels(activations, labels.shape[1])
+    files = _file_names(run.images, worst)
+    rows = []
+    for row, (true, answer) in enumerate(zip(labels, predicted, strict=True)):
+        answer = answer[: len(true.unique())]
+        wrong = answer[~torch.isin(answer, true)]
+        activation = activations[row]
+        cells = (
+            _join_names(run, true),
+            _join_names(run, answer),
+            f"{float(activation[true].min()):.3f}",
+            f"{float(activation[wrong].max()):.3f}",
+        )
+        rows.append((*cells, *files[row : row + 1]))
+    kind = "length" if run.task.spec.activation == "length" else "activation"
+    text = (
+        f"{len(mistaken):,} of the {examined} are wrong. These {len(worst)} are those where the "
+        f"{kind} of a wrong class exceeds that of the true one by most. The bars are {kind}s."
+    )
+    alt = f"{len(worst)} images that were taken for other classes, with bars for the most active."
+    heads = [
+        "Image of",
+        "Taken for",
+        f"{kind.capitalize()} of the true class",
+        f"{kind.capitalize()} of the other",
+    ]
+    if files:
+        heads.append("File")
+    bars = viz.activation_bars(
+        run.images.float_images(worst),
+        activations,
+        labels,
+        classes=viz.names.drawable(run.images.classes),
+    )
+    return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
+
+
+def class_rows(labels: Shaped[Tensor, "n classes"]) -> Int64[Tensor, "n k"]:
+    """The classes of each image, in their order; of an image of fewer the first one again."""
+    count = int(labels.sum(dim=1).max())
+    rows = labels.argsort(dim=1, descending=True, stable=True)[:, :count]
+    is_shown = torch.arange(count) < labels.sum(dim=1, keepdim=True)
+    return rows.where(is_shown, rows[:, :1])
+
+
+def _file_names(images: Dataset, indices: Tensor) -> list[str]:
+    """Names of the files of these images, each with its folder; none where they are not known."""
+    files: list[str] = []
+    if isinstance(images, DiskDataset):
+        files = [os.fsdecode(file) for file in images.inputs[indices].files]
+    elif images.files:
+        files = [images.files[index] for index in indices.tolist()]
+    return ["/".join(Path(file).parts[-2:]) for file in files]
+
+
+def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
+    """Names of the classes of one image, each once."""
+    names = [run.images.classes[label] for label in dict.fromkeys(labels.tolist())]
+    return " + ".join(names)
+
+
+@register_section()
+def dimensions(run: EvaluatedRun) -> Section | None:
+    """Pictures of what each pose dimension of a class capsule encodes, for up to 10 classes."""
+    if not (run.has_classes and run.task.spec.decoder):
+        return None
+    from torchcaps import viz
+
+    title = "What pose dimensions encode"
+    classes = run.images.classes
+    # A random image of each class.
+    all_labels = run.labels.argmax(dim=1)
+    examples = example_indices(all_labels, per_class=1, seed=0)
+    indices = evenly(examples, MAX_GRIDS)
+    labels = all_labels[indices]
+    perturbed = evaluation.perturb(
+        run.model,
+        run.images.float_images(indices),
+        labels,
+        span=SPAN,
+        steps=NUM_STEPS,
+    )
+    # Reconstructions are [images, dims, steps, channels, height, width].
+    num_dims = perturbed.reconstructions.shape[1]
+    if num_dims * NUM_STEPS > MAX_TILES:
+        return Section("dimensions", title, [f"{num_dims} dimensions are too many to draw."])
+
+    names = viz.names.drawable(classes)
+    grids = []
+    for grid, label in zip(perturbed.reconstructions, labels.tolist(), strict=True):
+        figure = viz.perturbations(grid, perturbed.offsets, title=f"class capsule {names[label]!r}")
+        alt = (
+            f"Drawings of an image of class {classes[label]}, a row for each of its {num_dims} "
+            f"pose dimensions, moved from −{SPAN} to +{SPAN}."
+        )
+        grids.append((figure, alt))
+    text = (
+        "One test image a class; in each row one dimension of its class capsule is moved from "
+        f"−{SPAN} to +{SPAN}, and the decoder draws it. The framed column is the capsule as it is."
+    )
+    if len(indices) < len(examples):
+        text += f" Shown are {len(indices)} of {len(examples)} classes."
+    return Section("dimensions", title, [text, grids])
+
+
+@register_section()
+def maps(run: EvaluatedRun) -> ReportItem | None:
+    """Where on the image the votes for the winning class come from.
+
+    Only for models whose class capsules have poses (`spec.pose`).
+    """
+    if not (run.has_classes and run.task.spec.pose):
+        return None
+    from torchcaps import viz
+
+    title = "Where the votes come from"
+    classes = run.images.classes
+    # Half of the largest number, so that few classes do not fill the figure.
+    per_class = max(1, MAX_MAPS // (2 * len(classes)))
+    examples = example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
+    indices = evenly(examples, MAX_MAPS)
+    labels = run.labels[indices]
+    images = run.images.float_images(indices)
+    try:
+        support = evaluation.coupling_maps(run.model, images)
+    except ValueError as error:
+        return ReportItem("maps", title, f"They cannot be drawn for this model: {error}.")
+
+    winner = support.selected.unsqueeze(1)  # [images, 1], the most active class
+    is_right = labels.gather(1, winner).squeeze(1) == 1
+    # A winner that is any of the true classes counts as right: it stands in for the label.
+    figure = viz.coupling_map(
+        images,
+        support.maps,
+        torch.where(is_right, support.selected, labels.argmax(dim=1)),
+        selected=support.selected,
+        lengths=support.activations.gather(1, winner).squeeze(1),
+        classes=viz.names.drawable(classes),
+    )
+    num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
+    times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
+    text = (
+        "For the class capsule that wins: what each capsule below gives to it, coupling × strength "
+        "of its vote × agreement of the vote with the winner's pose, summed over capsule types at "
+        f"each of {num_columns}{times}{num_rows} positions and spread over the pixels that a "
+        "position sees. Each map has its own scale."
+    )
+    alt = (
+        f"{len(indices)} test images above the same with a map of where the votes for their "
+        "winning class come from."
+    )
+    return ReportItem("maps", title, text, figure, alt)
+
+
+@register_section()
+def routing(run: EvaluatedRun) -> Section | None:
+    """The effect of routing in this model, in sentences.
+
+    Left out where `run.num_diagnosed`, the number of test images to measure it on, is 0.
+    """
+    if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
+        return None
+    from torchcaps import viz
+
+    refusal = "It cannot be measured for this run: {}."
+    if run.is_multilabel:
+        reason = "its measures need one class an image"
+        return Section("routing", "Routing", [refusal.format(reason)])
+    try:
+        diagnosis = evaluation.diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
+    except ValueError as error:
+        return Section("routing", "Routing", [refusal.format(error)])
+    text = (
+        f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which "
+        "are right. So few images tell large effects from none, not small ones. How each figure "
+        "is defined stands in the documentation, under diagnostics."
+    )
+    alt = (
+        "Four panels: coupling entropy, activations by layer, share of capsules out of use, "
+        "accuracy without routing."
+    )
+    # The measures of the whole model, and then those of each layer.
+    parts: dict[str, list[tuple[str, str]]] = {}
+    # A key is "measure" or "layer: measure".
+    for key, sentence in diagnosis.verdicts().items():
+        layer, _, measure = key.rpartition(": ")
+        caption = f"Layer {layer}" if layer else "The whole model"
+        parts.setdefault(caption, []).append((QUESTIONS.get(measure, measure), sentence))
+    heads = ("Question", "Answer")
+    tables = [Table(caption, heads, rows) for caption, rows in parts.items()]
+    return Section("routing", "Routing", [text, *tables, [(viz.diagnosis(diagnosis), alt)]])

@@ -25,6 +25,7 @@ FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
 LOCK_FILE = ".lock"
 MODEL_FILE = "model.safetensors"
+CALIBRATION_FILE = "calibration.json"
 LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
 METADATA_KEY = "torchcaps"

@@ -23,6 +23,7 @@ from torchcaps.training.checkpoint import saved_options
 from torchcaps.training.device import check_threads
 from torchcaps.training.environment import environment
 from torchcaps.training.files import (
+    CALIBRATION_FILE,
     FORMAT,
     LOCK_FILE,
     PREVIOUS_FILE,
@@ -38,7 +39,6 @@ from torchcaps.training.files import (
 from torchcaps.training.initial import InitialWeights
 from torchcaps.training.loop import LOG_INTERVAL, Row, Trainer, TrainingState, check_finite
 from torchcaps.training.run import (
-    CALIBRATION_FILE,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     EVALUATION_FILE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
-CALIBRATION_FILE = "calibration.json"
 INITIAL_FILE = "initial.safetensors"
 MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
@@ -61,6 +61,9 @@ class Run:
         self.previous_checkpoint_path = self.checkpoint_path.with_name(PREVIOUS_FILE)
         self.initial_path = self.checkpoint_path.with_name(INITIAL_FILE)
         self.metrics_path = self.path / METRICS_FILE
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
 from torchcaps import plugins
+from torchcaps.data.dataset import Batch
 from torchcaps.data.pixels import Images, random_crop
-from torchcaps.data.types import Batch
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.registry import Registry
 

@@ -1,81 +1,89 @@
-"""The base class of views, and their registry."""
+"""Views: functions of a model and of what a request holds; and their registry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torchcaps.errors import ArgumentError
-from torchcaps.explorer.requests import Request
 from torchcaps.explorer.session import Session
 from torchcaps.registry import Registry
 
-V = TypeVar("V", bound="type[View]")
-VIEWS: Registry[type[View]] = Registry("view")
+Arguments = dict[str, Any]
+Answer = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Answer])
 
 
-class View:
+class View(NamedTuple):
     """One thing that the page shows of a model; requests to `/api/NAME` are its own.
 
-    A view with a `title` has a tab on the page, which the script NAME.js beside the class's file
-    fills: it exports `setUp(panel)` and `update(inference, label, uniform)`.
+    A view with a `title` has a tab on the page, which the script NAME.js beside its file fills: it
+    exports `setUp(panel)` and `update(inference, label, uniform)`.
 
-    Args:
-        session: the model. Raises ValueError for one that the view is not for.
+    Attributes:
+        function: from a session, and the values of a request by their names, to the answer.
+        name, title, order, missing, describe, batch: as of `register_view`.
     """
 
-    name: ClassVar[str]  # set when it is registered
-    title: ClassVar[str] = ""  # of its tab; empty for none
-    order: ClassVar[int] = 0  # of its tab, from the left
-    batched: ClassVar[bool] = False  # whether `answer_batch` takes one pass of the model
+    name: str
+    function: Callable[..., Answer]
+    title: str
+    order: int
+    missing: Callable[[Session], str]
+    describe: Callable[[Session], dict[str, Any]]
+    batch: Callable[[Session, Sequence[Arguments]], list[Answer]] | None
 
-    def __init__(self, session: Session) -> None:
+    def answer(self, session: Session, requests: Sequence[Arguments]) -> list[Answer]:
+        """The answers to several requests; ArgumentError for a model that it is not for."""
         if reason := self.missing(session):
             raise ArgumentError(self.name, reason)
-        self.session = session
+        if self.batch is not None:
+            return self.batch(session, requests)
+        return [self.function(session, **arguments) for arguments in requests]
 
-    @classmethod
-    def missing(cls, session: Session) -> str:
-        """Why the view is not for this model, by what task and model declare; empty if it is."""
-        return ""
 
-    def describe(self) -> dict[str, Any]:
-        """What the page needs to know, ready for JSON."""
-        return {"title": self.title}
-
-    def answer(self, request: Request) -> dict[str, Any]:
-        """The answer to a request, ready for JSON. Raises ValueError for values that do not fit."""
-        return self.answer_batch([request])[0]
-
-    def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """The answers to several requests about this model, all of the same couplings."""
-        return [self.answer(request) for request in requests]
+VIEWS: Registry[View] = Registry("view")
 
 
 def open_views(session: Session) -> dict[str, View]:
     """The views that are for a model, by name, in the order of their tabs."""
-    views = {}
-    for view in sorted(VIEWS.values(), key=attrgetter("order")):
-        if not view.missing(session):
-            views[view.name] = view(session)
-    return views
+    views = sorted(VIEWS.values(), key=attrgetter("order"))
+    return {view.name: view for view in views if not view.missing(session)}
 
 
-def register_view(name: str, *, replace: bool = False) -> Callable[[V], V]:
-    """Class decorator that registers a view.
+def register_view(
+    name: str,
+    *,
+    title: str = "",
+    order: int = 0,
+    missing: Callable[[Session], str] = lambda _: "",
+    describe: Callable[[Session], dict[str, Any]] = lambda _: {},
+    batch: Callable[[Session, Sequence[Arguments]], list[Answer]] | None = None,
+    replace: bool = False,
+) -> Callable[[F], F]:
+    """Decorator that registers a function as a view.
+
+    The function takes a `Session`, and from a request what its other parameters name, such as
+    `image`, `label` and `uniform`; those with a default may be absent. It returns a dictionary of
+    tensors, numbers and texts. "image" and "drawn" are pictures.
 
     Args:
         name: of the view, and of its path below `/api/`.
+        title: of its tab; empty for none.
+        order: of its tab, from the left.
+        missing: why the view is not for a model, by what task and model declare; empty if it is.
+        describe: what the page needs to know, ready for JSON. It is asked once, before requests.
+        batch: answers several requests of the same couplings in one pass of the model.
         replace: whether it may take the place of a view of this name.
 
     Raises:
         ValueError: for a taken name, unless `replace`.
     """
 
-    def register(cls: V) -> V:
-        VIEWS.add(name, cls, replace=replace)
-        cls.name = name
-        return cls
+    def register(function: F) -> F:
+        view = View(name, function, title, order, missing, describe, batch)
+        VIEWS.add(name, view, replace=replace)
+        return function
 
     return register

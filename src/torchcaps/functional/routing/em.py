@@ -77,22 +77,18 @@ def em_routing(
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
-    V = votes.dense()
-    if votes.bias is not None:
-        V = V + full_precision(votes.bias)
-    V = clamp_finite(V, factor_limit)
+    V = clamp_finite(votes.add_bias(votes.dense()), factor_limit)
     a_i = clamp_finite(votes.activation.to(V.dtype), gradient_limit).unsqueeze(-1)
     beta_u = full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u
     beta_a = full_precision(beta_a) if isinstance(beta_a, Tensor) else beta_a
-    first, *later = temperatures(iterations, inverse_temperature)
 
     with without_autocast(V):
         R = votes.couple().to(V.dtype)
-        mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, first)
-        for lambda_t in later:
-            log_p = F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)
-            R = votes.couple(detach_extremes(log_p))
+        for t, lambda_t in enumerate(temperatures(iterations, inverse_temperature), start=1):
             mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, lambda_t)
+            if t < iterations:
+                log_p = F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)
+                R = votes.couple(detach_extremes(log_p))
     return Routed(mu, torch.sigmoid(logit), R)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.random_coupling import random_logits
-from torchcaps.functional.squash import full_precision, squash_with_length
+from torchcaps.functional.squash import squash_with_length
 from torchcaps.functional.votes import AnyVotes, Bias, Votes, as_votes
 from torchcaps.types import Routed
 
@@ -63,8 +63,5 @@ def _route(votes: Votes, logits: Tensor | None) -> Routed:
     u = votes.dense()
     with without_autocast(u):
         c = votes.couple(None if logits is None else logits.to(u.dtype).expand(u.shape[:-1]))
-        s = votes.weighted(c)
-        if votes.bias is not None:
-            s = s + full_precision(votes.bias)
-        v, length = squash_with_length(s)
+        v, length = squash_with_length(votes.add_bias(votes.weighted(c)))
     return Routed(v, length, c)

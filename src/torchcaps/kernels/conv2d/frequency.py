@@ -87,12 +87,12 @@ class Problem(NamedTuple):
 
     def empty_outputs(self) -> tuple[Tensor, ...]:
         """An empty output."""
-        return (torch.empty_like(F.conv2d(*self), memory_format=torch.channels_last),)
+        return (torch.empty_like(self.reference()[0], memory_format=torch.channels_last),)
 
     def forward(self) -> tuple[Tensor, ...]:
         """The output `[b, o, h, w]`."""
         plan = self.plan
-        y = F.conv2d(*self) if plan is None else convolve(self.x, self.weight, plan)
+        y = self.reference()[0] if plan is None else convolve(self.x, self.weight, plan)
         y = y.contiguous(memory_format=torch.channels_last)
         if plan is not None and self.bias is not None:
             y.add_(self.bias.view(-1, 1, 1))
@@ -129,7 +129,7 @@ class Problem(NamedTuple):
 
     def reference(self) -> tuple[Tensor, ...]:
         """The output by torch's own convolution."""
-        return (F.conv2d(*self),)
+        return (F.conv2d(self.x, self.weight, self.bias, self.stride),)
 
 
 def obstacle(x: Tensor, weight: Tensor) -> str | None:
@@ -147,8 +147,7 @@ def obstacle(x: Tensor, weight: Tensor) -> str | None:
 
 def drawback(_x: Tensor, weight: Tensor) -> str | None:
     """Why a direct convolution is better."""
-    outputs, channels, *kernel_size = weight.shape
-    if min(kernel_size) < MIN_KERNEL or min(outputs, channels) < MIN_CHANNELS:
+    if min(weight.shape[2:]) < MIN_KERNEL or min(weight.shape[:2]) < MIN_CHANNELS:
         limit = f"{MIN_KERNEL}x{MIN_KERNEL} pixels or {MIN_CHANNELS} channels"
         return f"kernels below {limit} cost less directly"
     return None
@@ -250,8 +249,7 @@ def convolve_backward(
         grad_spectra = transforms.transform_gradient(grad_y[samples])
         for block in transforms.blocks():
             if grad_x is not None:
-                grad_part = grad_x[samples]
-                transforms.add_map_gradient(block, grad_spectra, grad_part, overwrite_map)
+                transforms.add_map_gradient(block, grad_spectra, grad_x[samples], overwrite_map)
             if grad_weight is not None:
                 transforms.add_taps_gradient(block, grad_spectra, grad_weight, overwrite_taps)
     return grad_x, grad_weight
@@ -266,8 +264,8 @@ def _allocate_gradient(x: Tensor, overwrite: bool) -> Tensor:
     return make(x, memory_format=torch.channels_last)
 
 
-# One phase and some channels: slices of the axes h, w and c of a map or kernels `[*, h, w, c]`.
-_Block = tuple[slice, slice, slice]
+# One phase and some channels: slices of the axes of a map or kernels `[*, h, w, c]`.
+_Block = tuple[slice, slice, slice, slice]
 
 
 class _Transforms:
@@ -308,13 +306,13 @@ class _Transforms:
                 stop = channels * (part + 1) // num_parts
                 rows = slice(top, None, down)
                 columns = slice(left, None, right)
-                yield rows, columns, slice(start, stop)
+                yield slice(None), rows, columns, slice(start, stop)
 
     def transform_windows(self, block: _Block) -> Tensor:
         """V = A windows, `[r, n, c]`."""
         height, width = self.plan.window_size
         down, right = self.plan.tile_size
-        phase = self.pixels[:, *block]
+        phase = self.pixels[block]
         windows = phase.unfold(1, height, down).unfold(2, width, right)
         windows = windows.permute(4, 5, 0, 1, 2, 3)  # [h, w, b, tile rows, tile columns, c]
         flat = self._copy("windows", windows).view(height * width, -1)
@@ -323,7 +321,7 @@ class _Transforms:
 
     def transform_taps(self, block: _Block) -> Tensor:
         """U = B taps, `[r, o, c]`."""
-        taps = self.kernels[:, *block]
+        taps = self.kernels[block]
         matrix = self._taps_matrix(taps)
         flat = self._copy("taps", taps.permute(1, 2, 0, 3)).view(matrix.shape[1], -1)
         spectra = self._multiply("tap spectra", matrix, flat)
@@ -337,7 +335,7 @@ class _Transforms:
         flat = self.matrices.spectrum_to_tile @ output_spectra.view(self.spectrum_length, -1)
         tiles = flat.view(height, width, -1, rows, columns, outputs)
         tiles = tiles.permute(2, 3, 0, 4, 1, 5)  # [b, rows, h, columns, w, o]
-        covered = tiles.reshape(-1, *self.plan.covered_size, outputs)
+        covered = tiles.reshape(-1, rows * height, columns * width, outputs)
         out_height, out_width = self.plan.output_size
         return covered[:, :out_height, :out_width]
 
@@ -371,7 +369,7 @@ class _Transforms:
         flat = products.view(self.spectrum_length, -1)
         flat_windows = self._multiply("windows", self.matrices.window_to_spectrum.t(), flat)
         windows = flat_windows.view(height, width, len(grad_x), rows, columns, -1)
-        grad_phase = grad_x.permute(0, 2, 3, 1)[:, *block]
+        grad_phase = grad_x.permute(0, 2, 3, 1)[block]
         for row in range(rows):
             for column in range(columns):
                 top = row * self.plan.tile_size[0]
@@ -388,7 +386,7 @@ class _Transforms:
 
         The arguments are those of `add_map_gradient`.
         """
-        target = grad_weight.permute(0, 2, 3, 1)[:, *block]
+        target = grad_weight.permute(0, 2, 3, 1)[block]
         outputs, height, width, _ = target.shape
         window_spectra = self.transform_windows(block)
         # G^T V has the shape of U, whose buffer is free here.
@@ -405,13 +403,13 @@ class _Transforms:
 
     def _copy(self, name: str, x: Tensor) -> Tensor:
         """A contiguous copy in the buffer of that name."""
-        return self._buffer(name, *x.shape).copy_(x)
+        return self._buffer(name, x.shape).copy_(x)
 
     def _multiply(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """The product of matrices in the buffer of that name."""
-        return torch.matmul(a, b, out=self._buffer(name, *a.shape[:-1], b.shape[-1]))
+        return torch.matmul(a, b, out=self._buffer(name, a.shape[:-1] + b.shape[-1:]))
 
-    def _buffer(self, name: str, *shape: int) -> Tensor:
+    def _buffer(self, name: str, shape: torch.Size) -> Tensor:
         """Memory that all blocks share: fresh pages of memory take as long as the products."""
         count = math.prod(shape)
         buffer = self._buffers.get(name)

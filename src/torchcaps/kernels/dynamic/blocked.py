@@ -28,7 +28,6 @@ from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
 from torchcaps.kernels.support import (
     BLOCKED,
-    FULL_PRECISION,
     competes_apart,
     dtype_mismatch,
     needs_reference,
@@ -42,8 +41,7 @@ def obstacle(votes: Votes) -> str | None:
     """Why blocks of samples cannot route these votes."""
     if _runs_reference(votes):
         return not_recomputable(votes)
-    reason = needs_reference(votes)
-    reason = reason or dtype_mismatch(votes, FULL_PRECISION, votes.children.pose.device)
+    reason = needs_reference(votes) or dtype_mismatch(votes, votes.children.pose.device)
     return reason or competes_apart(votes.field) or without_numbers(votes)
 
 
@@ -74,7 +72,7 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     def route_block(block: Votes) -> Routed:
         return dynamic_routing(block, iterations, leaky=leaky, detach=detach)
 
-    return Routed(*by_samples(route_block, votes))
+    return Routed._make(by_samples(route_block, votes))
 
 
 class _BlockedPasses(Passes):
@@ -198,13 +196,11 @@ class _BlockedPasses(Passes):
 
     def _agreement(self, parent: Tensor) -> Tensor:
         """<u_ij, parent_j>: `[n, j, d]` -> `[n, j, i]`."""
-        rows = parent.unsqueeze(2)  # [n, j, 1, d]
-        return torch.matmul(rows, self.votes.transpose(2, 3)).squeeze(2)
+        return torch.matmul(parent.unsqueeze(2), self.votes.transpose(2, 3)).squeeze(2)
 
     def _weigh(self, factors: Tensor) -> Tensor:
         """Sum over children of factor times vote: `[n, j, i]` -> `[n, j, d]`."""
-        rows = factors.unsqueeze(2)  # [n, j, 1, i]
-        return torch.matmul(rows, self.votes).squeeze(2)
+        return torch.matmul(factors.unsqueeze(2), self.votes).squeeze(2)
 
     def _child_rows(self) -> Tensor:
         """The buffer of votes by child, `[i, n, j d]`."""

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from torchcaps.functional.fields import Convention, ConvField, DenseField, Field
 from torchcaps.functional.routing.dynamic import dynamic_routing
-from torchcaps.functional.squash import PoseAndLength, full_precision, squash_with_length
+from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.operator import Grads
 from torchcaps.kernels.support import HALF_PRECISION, needs_reference, padded_windows
-from torchcaps.types import Routed
+from torchcaps.types import Capsules, Routed
 
 
 class Problem(NamedTuple):
@@ -100,7 +100,8 @@ class Problem(NamedTuple):
                     V = v if V is None else V + v
             if self.want_coupling:
                 coupling[block] = passes.coupling()
-        return *passes.squash(s[-1]), coupling, s
+        v, length = passes.squash(s[-1])
+        return v, length, coupling, s
 
     def backward(
         self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
@@ -183,7 +184,7 @@ class Passes(ABC):
     def votes_backward(self) -> Tensor:
         """Gradient of the poses, after all passes; that of the weight is added to `grad_weight`."""
 
-    def squash(self, s: Tensor) -> PoseAndLength:
+    def squash(self, s: Tensor) -> Capsules:
         """Parents v of s `[..., b, j, d]`, and their lengths `[..., b, j]`."""
         return squash_with_length(s)
 

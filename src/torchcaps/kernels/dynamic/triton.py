@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
-from torchcaps.functional.squash import PoseAndLength
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
 from torchcaps.kernels.operator import define_operator
@@ -28,7 +27,7 @@ from torchcaps.kernels.support import (
     vote_operands,
     wrong_dtype,
 )
-from torchcaps.types import Routed
+from torchcaps.types import Capsules, Routed
 
 # Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred
 # multiprocessors busy.
@@ -183,7 +182,8 @@ class _TritonPasses(Passes):
         weight: Any = problem.weight
         self.pose = clamp_finite(problem.pose.detach(), gradient_limit).contiguous()
         self.weight = clamp_finite(weight.detach(), gradient_limit).contiguous()
-        self.tile = choose_tile(*weight.shape[2:])
+        dim, in_dim = weight.shape[2:]
+        self.tile = choose_tile(dim, in_dim)
         self.mode = product_mode(self.pose.dtype, weight.dtype)
         self.leaky = problem.leaky
         self.detach = problem.detach
@@ -203,8 +203,8 @@ class _TritonPasses(Passes):
     def coupling(self) -> Tensor:
         if self.agreements is None:
             return self.weight.new_tensor(self.uniform, dtype=torch.float32)
-        (logits, *_), (largest, inverse_total, *_) = self.agreements
-        return ((logits - largest).exp_() * inverse_total).permute(1, 2, 0)
+        logits, (largest, inverse_total) = self.agreements
+        return ((logits[0] - largest).exp_() * inverse_total).permute(1, 2, 0)
 
     def pass_backward(
         self, V: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
@@ -232,18 +232,17 @@ class _TritonPasses(Passes):
     def votes_backward(self) -> Tensor:
         return self.grad_pose
 
-    def squash(self, s: Tensor) -> PoseAndLength:
+    def squash(self, s: Tensor) -> Capsules:
         v = torch.empty_like(s)
         length = s.new_empty(s.shape[:-1])
         self._launch_on_parents("squash", s, v, length)
-        return v, length
+        return Capsules(v, length)
 
     def squash_backward(self, s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
         grad_s = torch.empty_like(s)
-        has_length = grad_length is not None
         lengths = s if grad_length is None else grad_length.contiguous()
         self._launch_on_parents(
-            "squash_gradient", s, grad_v, lengths, grad_s, HAS_LENGTH=has_length
+            "squash_gradient", s, grad_v, lengths, grad_s, HAS_LENGTH=grad_length is not None
         )
         return grad_s
 

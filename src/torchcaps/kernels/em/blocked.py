@@ -19,4 +19,4 @@ def run(
     def route(block: Votes) -> Routed:
         return em_routing(block, None, beta_u, beta_a, len(temperatures), temperatures)
 
-    return Routed(*by_samples(route, votes))
+    return Routed._make(by_samples(route, votes))

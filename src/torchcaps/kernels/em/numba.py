@@ -115,16 +115,17 @@ class Problem(NamedTuple):
         """
         children, parents = self.weight.shape[:2]
         batch = len(self.pose)
-        lead = (batch, *self.field.positions)
-        state = (math.ceil(batch / LANES), len(self.temperatures), math.prod(lead[1:]) * parents)
-        coupling_lead = lead if self.want_coupling else (0, 1, 1)
+        rows, columns = self.field.positions
+        groups = math.ceil(batch / LANES)
+        iterations = len(self.temperatures)
+        num_parents = rows * columns * parents
         sizes = (
-            (*lead, parents, self.dim),
-            (*lead, parents),
-            (*coupling_lead, children, parents),
-            (*state, self.dim, LANES),
-            (*state, self.dim, LANES),
-            (*state, 3, LANES),
+            (batch, rows, columns, parents, self.dim),
+            (batch, rows, columns, parents),
+            (batch if self.want_coupling else 0, rows, columns, children, parents),
+            (groups, iterations, num_parents, self.dim, LANES),
+            (groups, iterations, num_parents, self.dim, LANES),
+            (groups, iterations, num_parents, 3, LANES),
         )
         return tuple(map(self.weight.new_empty, sizes))
 
@@ -277,9 +278,10 @@ def run(
         temperatures=temperatures,
         want_coupling=votes.context.needs_coupling,
     )
-    mean, parent_activation, coupling, *_ = _em_routing(problem)
-    outputs = [output.flatten(0, 2) for output in (mean, parent_activation, coupling)]
-    return restore_positions(votes, lead, *outputs)
+    mean, parent_activation, coupling = _em_routing(problem)[:3]
+    return restore_positions(
+        votes, lead, mean.flatten(0, 2), parent_activation.flatten(0, 2), coupling.flatten(0, 2)
+    )
 
 
 _em_routing = define_operator(
@@ -324,10 +326,10 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
         problem.beta_a,
         problem.weight.new_tensor(problem.temperatures),
     )
-    layer = _loops.Layer(*as_arrays(operands))
+    layer = _loops.Layer._make(as_arrays(operands))
     arrays = list(as_arrays(arguments))
     if name == "backward_pass":
-        arrays[-1] = _loops.Gradients(*arrays[-1])
+        arrays[-1] = _loops.Gradients._make(arrays[-1])
     parallel_for(getattr(_loops, name), len(arguments[0]), layer, *arrays)
 
 
@@ -339,7 +341,7 @@ def _competitions(problem: Problem) -> tuple[Tensor, Tensor]:
     children, parents = problem.weight.shape[:2]
     space = problem.pose.shape[1:4]
     num_places = math.prod(space)
-    numbers = torch.arange(num_places).view(1, *space)
+    numbers = torch.arange(num_places).view(space).unsqueeze(0)
     place = problem.field.gather(numbers)[0].flatten(0, 1).repeat_interleave(parents, dim=0)
     child = torch.arange(children)
     if problem.convention == "all":  # one competition for each child of the map

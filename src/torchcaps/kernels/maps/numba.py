@@ -172,5 +172,4 @@ def _run_loop(name: str, problem: Problem, *arguments: Tensor | tuple[Tensor, ..
     if bias is None:
         bias = votes.new_zeros(votes.shape[2:4])
     arrays = as_arrays((problem.iterations, votes, bias, *arguments))
-    loop = getattr(_loops, name)
-    parallel_for(loop, _count_groups(problem), *arrays)
+    parallel_for(getattr(_loops, name), _count_groups(problem), *arrays)
