@@ -365,19 +365,20 @@ struct Call {
       Generator given = value.isGenerator() ? value.toGenerator() : default_generator();
       TORCH_CHECK(given.device().is_cuda(),
                   "Expected a 'cuda' device type for generator but found 'cpu' (", name, ")");
-      generator = static_cast<DeviceGenerator*>(given.unsafeGetGeneratorImpl());
-      if (graph) note_draw(given);
+      auto* impl = static_cast<DeviceGenerator*>(given.unsafeGetGeneratorImpl());
+      if (graph) note_draw(given, *impl);
+      generator = impl;
       generator->pose_as(Device(kCPU));
       return given;
     }
     return value;
   }
 
-  void note_draw(const Generator& given) {
+  void note_draw(const Generator& given, DeviceGenerator& impl) {
     bool is_registered = given == default_generator();
     for (const Generator& other : graph->registered) is_registered |= given == other;
     TORCH_CHECK(is_registered, "Attempt to increase offset for a CUDA generator not in capture mode.");
-    graph->drawn.try_emplace(generator, std::pair(given, generator->engine()));
+    graph->drawn.try_emplace(&impl, std::pair(given, impl.engine()));
   }
 
   // Let the graph know what is read and written, and put back what is written when it ends.

@@ -83,6 +83,7 @@ def test_a_graph_computes_the_same(name, precision, tmp_path):
     assert all(row["graphs"]) == (name not in EAGER)
 
 
+@slow
 def test_nothing_is_found_where_there_is_no_fault(find_fault):
     assert find_fault() == ""
 
@@ -106,6 +107,7 @@ def test_a_rate_that_is_a_part_of_the_graph(find_fault, monkeypatch):
 UPDATE = Updater.update
 
 
+@slow
 def test_a_share_of_the_average_that_is_a_part_of_the_graph(find_fault, monkeypatch):
     update_average = WeightAverage.update
     shares_of_host = []
