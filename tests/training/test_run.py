@@ -105,7 +105,7 @@ def test_a_folder_without_a_run_is_not_opened(tmp_path):
         ("{", "Expecting"),
         ('{"epochs": 3}', "expected format 1, got None"),
         ('{"format": 1, "epoch": 3}', "unknown setting 'epoch'; did you mean 'epochs'"),
-        ('{"model_options": ' + 100_000 * "[", "recursion"),
+        ('{"model_options": ' + 100_000 * "[", "nested too deep"),
     ],
 )
 def test_a_damaged_configuration_is_named_with_its_fault(run, content, complaint):
@@ -173,7 +173,7 @@ def test_a_last_line_that_a_crash_cut_is_left_out(run):
 def test_a_damaged_line_in_the_middle_is_an_error(run, line):
     run.metrics_path.write_text(f"{json.dumps(ROWS[0])}\n{line}\n{json.dumps(ROWS[1])}\n")
     with pytest.raises(
-        RunError, match=r"metrics\.jsonl: is not readable as one JSON object a line"
+        RunError, match=r"metrics\.jsonl: is no readable list of one JSON object a line"
     ):
         _ = run.rows
 

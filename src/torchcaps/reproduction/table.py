@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from torchcaps.errors import RunError, read_text
+from torchcaps.errors import RunError, counted, read_text
 from torchcaps.evaluation import compare_viewpoints
 from torchcaps.evaluation.base import TextTable
 from torchcaps.reporting import can_plot, save_figure
 from torchcaps.training.files import atomic, write_json
-from torchcaps.words import counted, in_words
+from torchcaps.words import in_words
 
 HEADING = (
     "experiment",

@@ -26,7 +26,6 @@ from torchcaps.training.files import (
     CALIBRATION_FILE,
     FORMAT,
     LOCK_FILE,
-    PREVIOUS_FILE,
     atomic,
     checksum,
     exclusive,
@@ -103,14 +102,12 @@ class RunFolder(Callback):
         self.saved_step = -1
         self.end: BaseException | None = None
         self.fingerprint: dict[str, Any] = {}
-        saved_threads = None if resumed is None else run.environment.get("threads")
-        if saved_threads is not None:
-            source = f"{run.path / ENVIRONMENT_FILE}: threads"
-            self.threads = check_threads(source, saved_threads)
+        threads = run.environment.get("threads")
+        if resumed is not None and threads is not None:
+            self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
         tensors = {}
         for split, images in (("train", train_images), ("held out", val_images)):
-            for name, tensor in identities(images).items():
-                tensors[f"{split} {name}"] = tensor.contiguous()
+            tensors |= {f"{split} {name}": x.contiguous() for name, x in identities(images).items()}
         self.checksum = checksum(tensors)
 
     def on_start(self, trainer: Trainer) -> None:
@@ -127,9 +124,10 @@ class RunFolder(Callback):
         self.description["options"] = saved_options(trainer.model)
         self.description["task"] = trainer.task.name
         # Properties that must be the same when the run is resumed, by name.
-        settings = {k: v for k, v in config.flat().items() if k not in RESUME_OVERRIDES}
         threads = self.run.environment.get("threads")
-        self.fingerprint = settings | {"threads": threads, DATA: self.checksum}
+        self.fingerprint = config.flat() | {"threads": threads, DATA: self.checksum}
+        for name in RESUME_OVERRIDES:
+            del self.fingerprint[name]
         trainer.checkpoint = self.run.checkpoint_path
         if self.is_main:
             self._restore(trainer)
@@ -164,25 +162,19 @@ class RunFolder(Callback):
             self.stack.__exit__(type(error), error, error.__traceback__)
             return
         with self.stack:
-            if not trainer.is_stopped:
-                if self.is_main:
-                    write_calibration(self.run, trainer.task, trainer.val_images)
-                return
-            if step != self.saved_step:  # within an epoch
-                self._save(trainer)
-            self.end = Interrupted(
-                f"stopped after step {step} of {trainer.total_steps}; the state is saved"
-            )
+            if trainer.is_stopped:
+                if step != self.saved_step:  # within an epoch
+                    self._save(trainer)
+                self.end = Interrupted(
+                    f"stopped after step {step} of {trainer.total_steps}; the state is saved"
+                )
+            elif self.is_main:
+                write_calibration(self.run, trainer.task, trainer.val_images)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
-        state, note = load_state(
-            self.run.checkpoint_path, trainer.updater, self.fingerprint, trainer.total_steps
-        )
-        trainer.state = state
+        state = trainer.state = self._load_state(trainer)
         truncate_metrics(self.run, state.step)
-        if note:
-            trainer.messages.append(f"warning: {note}")
         if self.initial is not None:
             self.initial.save_copy()
         training = trainer.config.training
@@ -228,11 +220,63 @@ class RunFolder(Callback):
         updater.scaler.load_state_dict(trainer.state.loss_scale)
 
     def _save(self, trainer: Trainer) -> None:
-        """Save the state; that of the loss scale is read from the device here."""
-        trainer.state.loss_scale = trainer.updater.scaler.state_dict()
+        """Write the weights and the state of optimizer and training; the last file is kept.
+
+        Raises TrainingError if a weight is not finite, or the file cannot be written.
+        """
+        updater = trainer.updater
+        trainer.state.loss_scale = updater.scaler.state_dict()  # read from the device here
         self.saved_step = trainer.state.step
-        if self.is_main:
-            save_state(self.run.checkpoint_path, trainer.updater, trainer.state, self.fingerprint)
+        if not self.is_main:
+            return
+        path = self.run.checkpoint_path
+        check_finite(trainer.model, path)
+        tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
+        if updater.average is not None:
+            tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
+        for index, entries in updater.optimizer.state_dict()["state"].items():
+            for name, entry in entries.items():
+                if isinstance(entry, Tensor):
+                    tensors[f"optimizer.{index}.{name}"] = entry
+        description = {"fingerprint": self.fingerprint, "state": asdict(trainer.state)}
+        save_tensors(path, tensors, description, previous=self.run.previous_checkpoint_path)
+
+    def _load_state(self, trainer: Trainer) -> TrainingState:
+        """Restore what `_save` wrote, or a damaged file's predecessor.
+
+        The state is that of the start where there is neither file. RunError if there is no whole
+        state, or it is one of another model, or of another fingerprint.
+        """
+        path = self.run.checkpoint_path
+        faults: list[str] = []
+        for file in filter(Path.exists, (path, self.run.previous_checkpoint_path)):
+            try:
+                tensors, description = load_tensors(file)
+                if not description.keys() >= {"fingerprint", "state"}:
+                    raise RunError(f"{file}: is not the state of a training")
+            except RunError as error:
+                faults.append(str(error))
+                continue
+            try:
+                _check_fingerprint(file, description["fingerprint"], self.fingerprint)
+                state = TrainingState(**description["state"])
+                state.check(trainer.total_steps)
+                _restore(tensors, trainer.updater)
+                trainer.updater.scaler.load_state_dict(state.loss_scale)
+            except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[-1].strip()
+                raise RunError(f"{file}: is not the state of this training ({reason})") from error
+            if file != path:
+                move(file, path)  # else the next state would put the damaged file in its place
+                fault = f"{path}: is missing" if not faults else faults[0]
+                trainer.messages.append(
+                    f"warning: {fault}; going on from the checkpoint before it, of step "
+                    f"{state.step}"
+                )
+            return state
+        if faults:
+            raise RunError("; ".join(faults))
+        return TrainingState()
 
     def _write_notes(self, trainer: Trainer) -> None:
         """Add the notes that the metrics do not have yet."""
@@ -345,72 +389,6 @@ def truncate_metrics(run: Run, step: int) -> None:
             leftover.unlink()
     with atomic(run.metrics_path) as partial:
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def save_state(
-    path: Path, updater: Updater, state: TrainingState, fingerprint: dict[str, Any]
-) -> None:
-    """Write weights and the state of optimizer and training, atomically; the last file is kept.
-
-    Args:
-        path: of the file.
-        updater: of the weights.
-        state: of the training.
-        fingerprint: JSON-ready values by name that must not change until the file is read.
-
-    Raises:
-        TrainingError: a weight is not finite, or the file cannot be written; it is then as it was.
-    """
-    check_finite(updater.task.model, path)
-    tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
-    if updater.average is not None:
-        tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
-    for index, entries in updater.optimizer.state_dict()["state"].items():
-        for name, entry in entries.items():
-            if isinstance(entry, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = entry
-    description = {"fingerprint": fingerprint, "state": asdict(state)}
-    save_tensors(path, tensors, description, previous=path.with_name(PREVIOUS_FILE))
-
-
-def load_state(
-    path: Path, updater: Updater, fingerprint: dict[str, Any], total_steps: int
-) -> tuple[TrainingState, str]:
-    """Restore what `save_state` wrote, or a damaged file's predecessor.
-
-    Returns:
-        The state, that of the start where there is neither file; and a sentence if it is not
-        that of `path`.
-
-    Raises:
-        RunError: there is no whole state, or it is one of another model, or of another fingerprint.
-    """
-    faults: list[str] = []
-    for file in filter(Path.exists, (path, path.with_name(PREVIOUS_FILE))):
-        try:
-            tensors, description = load_tensors(file)
-            if not description.keys() >= {"fingerprint", "state"}:
-                raise RunError(f"{file}: is not the state of a training")
-        except RunError as error:
-            faults.append(str(error))
-            continue
-        try:
-            _check_fingerprint(file, description["fingerprint"], fingerprint)
-            state = TrainingState(**description["state"])
-            state.check(total_steps)
-            _restore(tensors, updater)
-            updater.scaler.load_state_dict(state.loss_scale)
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise RunError(f"{file}: is not the state of this training ({reason})") from error
-        if file == path:
-            return state, ""
-        move(file, path)  # else the next state would put the damaged file in its place
-        reason = faults[0] if faults else f"{path}: is missing"
-        return state, f"{reason}; going on from the checkpoint before it, of step {state.step}"
-    if faults:
-        raise RunError("; ".join(faults))
-    return TrainingState(), ""
 
 
 def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:

@@ -20,8 +20,8 @@ import torch
 from torch import Generator, Tensor
 
 from torchcaps.data import Batch, Dataset, few_labels, load_dataset, stratified_folds
+from torchcaps.data.classes import first_labels
 from torchcaps.data.files import default_workers
-from torchcaps.data.splits import first_labels
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
