@@ -192,8 +192,8 @@ def test_another_optimizer_or_schedule_comes_with_its_own_defaults(bars, tmp_pat
     assert (changed.optimizer.weight_decay, changed.schedule.milestones) == (0.1, ())
     run = train(changed, tmp_path / "run")
     assert (run.config.optimizer.momentum, run.config.schedule.decay) == (None, 0.1)
-    again = recipe.updated(optimizer="sgd", schedule="steps")
-    assert again == recipe
+    repeat = recipe.updated(optimizer="sgd", schedule="steps")
+    assert repeat == recipe
     assert recipe.updated(optimizer="adam", momentum=0.3).optimizer.momentum == 0.3
 
 

@@ -13,6 +13,7 @@ from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.training import Run, fit, resolve_recipe, sampling, train
 from torchcaps.training.api import _build_model
 from torchcaps.training.files import load_tensors
+from torchcaps.types import model_metadata
 
 from .makers import TINY, Watch, tiny
 
@@ -144,8 +145,8 @@ def test_a_setting_of_the_data_reaches_the_reader(monkeypatch, name):
 
 def test_a_model_and_its_options_are_built(images):
     config = TrainConfig.of(model="cnn_baseline", model_options={"hidden": [7]}, img_size=(18, 20))
-    description, model = _build_model(config, images, torch.device("cpu"))
-    assert (type(model).__name__, description["model"]) == ("CNN", "cnn_baseline")
+    model = _build_model(config, images, torch.device("cpu"))
+    assert (type(model).__name__, model_metadata(model).name) == ("CNN", "cnn_baseline")
     assert any(weight.shape[0] == 7 for weight in model.parameters())
 
 

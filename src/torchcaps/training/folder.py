@@ -19,7 +19,7 @@ from torchcaps.errors import RunError, TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback
-from torchcaps.training.checkpoint import saved_options
+from torchcaps.training.checkpoint import describe
 from torchcaps.training.device import check_threads
 from torchcaps.training.environment import environment
 from torchcaps.training.files import (
@@ -66,7 +66,6 @@ class RunFolder(Callback):
 
     Args:
         run: the folder.
-        description: of the model (`checkpoint.describe_model`).
         train_images: to be the same when the run is resumed.
         val_images: to be the same when the run is resumed.
         initial: weights of another training that this one begins with; a copy is kept.
@@ -87,14 +86,12 @@ class RunFolder(Callback):
     def __init__(
         self,
         run: Run,
-        description: dict[str, Any],
         train_images: Dataset,
         val_images: Dataset,
         initial: InitialWeights | None = None,
         resumed: TrainConfig | None = None,
     ) -> None:
         self.run = run
-        self.description = description
         self.initial = initial
         self.resumed = resumed
         self.is_main = current().is_main
@@ -121,8 +118,7 @@ class RunFolder(Callback):
                 self.stack.enter_context(hold(self.run, self.resumed or config, is_new))
                 # That of an older model, where a finished run goes on.
                 (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
-        self.description["options"] = saved_options(trainer.model)
-        self.description["task"] = trainer.task.name
+        self.description = describe(trainer.model) | {"task": trainer.task.name}
         # Properties that must be the same when the run is resumed, by name.
         threads = self.run.environment.get("threads")
         self.fingerprint = config.flat() | {"threads": threads, DATA: self.checksum}
@@ -173,7 +169,7 @@ class RunFolder(Callback):
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
-        state = trainer.state = self._load_state(trainer)
+        state = trainer.state = load_state(self.run, trainer, self.fingerprint)
         truncate_metrics(self.run, state.step)
         if self.initial is not None:
             self.initial.save_copy()
@@ -220,63 +216,11 @@ class RunFolder(Callback):
         updater.scaler.load_state_dict(trainer.state.loss_scale)
 
     def _save(self, trainer: Trainer) -> None:
-        """Write the weights and the state of optimizer and training; the last file is kept.
-
-        Raises TrainingError if a weight is not finite, or the file cannot be written.
-        """
-        updater = trainer.updater
-        trainer.state.loss_scale = updater.scaler.state_dict()  # read from the device here
+        """Save the state; that of the loss scale is read from the device here."""
+        trainer.state.loss_scale = trainer.updater.scaler.state_dict()
         self.saved_step = trainer.state.step
-        if not self.is_main:
-            return
-        path = self.run.checkpoint_path
-        check_finite(trainer.model, path)
-        tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
-        if updater.average is not None:
-            tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
-        for index, entries in updater.optimizer.state_dict()["state"].items():
-            for name, entry in entries.items():
-                if isinstance(entry, Tensor):
-                    tensors[f"optimizer.{index}.{name}"] = entry
-        description = {"fingerprint": self.fingerprint, "state": asdict(trainer.state)}
-        save_tensors(path, tensors, description, previous=self.run.previous_checkpoint_path)
-
-    def _load_state(self, trainer: Trainer) -> TrainingState:
-        """Restore what `_save` wrote, or a damaged file's predecessor.
-
-        The state is that of the start where there is neither file. RunError if there is no whole
-        state, or it is one of another model, or of another fingerprint.
-        """
-        path = self.run.checkpoint_path
-        faults: list[str] = []
-        for file in filter(Path.exists, (path, self.run.previous_checkpoint_path)):
-            try:
-                tensors, description = load_tensors(file)
-                if not description.keys() >= {"fingerprint", "state"}:
-                    raise RunError(f"{file}: is not the state of a training")
-            except RunError as error:
-                faults.append(str(error))
-                continue
-            try:
-                _check_fingerprint(file, description["fingerprint"], self.fingerprint)
-                state = TrainingState(**description["state"])
-                state.check(trainer.total_steps)
-                _restore(tensors, trainer.updater)
-                trainer.updater.scaler.load_state_dict(state.loss_scale)
-            except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-                reason = str(error).splitlines()[-1].strip()
-                raise RunError(f"{file}: is not the state of this training ({reason})") from error
-            if file != path:
-                move(file, path)  # else the next state would put the damaged file in its place
-                fault = f"{path}: is missing" if not faults else faults[0]
-                trainer.messages.append(
-                    f"warning: {fault}; going on from the checkpoint before it, of step "
-                    f"{state.step}"
-                )
-            return state
-        if faults:
-            raise RunError("; ".join(faults))
-        return TrainingState()
+        if self.is_main:
+            save_state(self.run, trainer, self.fingerprint)
 
     def _write_notes(self, trainer: Trainer) -> None:
         """Add the notes that the metrics do not have yet."""
@@ -317,13 +261,13 @@ def hold(run: Run, config: TrainConfig, is_new: bool = True) -> Iterator[None]:
             _check_empty(run)
         try:
             make_folder(run.checkpoint_path.parent)  # copying may leave out empty folders
-            if is_new:
-                write_json(run.path / ENVIRONMENT_FILE, environment())
-            elif run.environment.get("threads") is None:
-                write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
-            if not is_new and config != run.config:
+            facts = {} if is_new else run.environment
+            if facts.get("threads") is None:
+                write_json(run.path / ENVIRONMENT_FILE, environment() | facts)
+            is_changed = not is_new and config != run.config
+            if is_changed:
                 (run.path / EVALUATION_FILE).unlink(missing_ok=True)
-            if is_new or config != run.config:
+            if is_new or is_changed:
                 # The configuration comes last: it makes the folder a run.
                 write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
             yield
@@ -351,12 +295,12 @@ def _check_empty(run: Run) -> None:
 def _discard_empty(run: Run) -> None:
     """Remove what a run without model and checkpoint wrote; other files stay, and the folder."""
     checkpoints = (run.model_path, run.checkpoint_path, run.previous_checkpoint_path)
-    if any(file.exists() for file in checkpoints):
+    if any(map(Path.exists, checkpoints)):
         return
     with suppress(OSError):  # such as a folder that holds something else
-        for file in (run.path / CONFIG_FILE, run.path / ENVIRONMENT_FILE, run.metrics_path):
-            file.unlink(missing_ok=True)
         run.initial_path.unlink(missing_ok=True)
+        for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+            (run.path / name).unlink(missing_ok=True)
         run.checkpoint_path.parent.rmdir()
         (run.path / LOCK_FILE).unlink(missing_ok=True)
         run.path.rmdir()
@@ -389,6 +333,71 @@ def truncate_metrics(run: Run, step: int) -> None:
             leftover.unlink()
     with atomic(run.metrics_path) as partial:
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def save_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> None:
+    """Write weights and the state of optimizer and training; the last file is kept.
+
+    Args:
+        run: whose checkpoint is written.
+        trainer: has them.
+        fingerprint: JSON-ready values by name that must not change until the file is read.
+
+    Raises:
+        TrainingError: a weight is not finite, or the file cannot be written; it is then as it was.
+    """
+    updater = trainer.updater
+    check_finite(trainer.model, run.checkpoint_path)
+    tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
+    if updater.average is not None:
+        tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
+    for index, entries in updater.optimizer.state_dict()["state"].items():
+        for name, entry in entries.items():
+            if isinstance(entry, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = entry
+    description = {"fingerprint": fingerprint, "state": asdict(trainer.state)}
+    previous = run.previous_checkpoint_path
+    save_tensors(run.checkpoint_path, tensors, description, previous=previous)
+
+
+def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> TrainingState:
+    """Restore what `save_state` wrote, or a damaged file's predecessor.
+
+    Returns:
+        The state, that of the start where there is neither file.
+
+    Raises:
+        RunError: there is no whole state, or it is one of another model, or of another fingerprint.
+    """
+    path = run.checkpoint_path
+    faults: list[str] = []
+    for file in filter(Path.exists, (path, run.previous_checkpoint_path)):
+        try:
+            tensors, description = load_tensors(file)
+            if not description.keys() >= {"fingerprint", "state"}:
+                raise RunError(f"{file}: is not the state of a training")
+        except RunError as error:
+            faults.append(str(error))
+            continue
+        try:
+            _check_fingerprint(file, description["fingerprint"], fingerprint)
+            state = TrainingState(**description["state"])
+            state.check(trainer.total_steps)
+            _restore(tensors, trainer.updater)
+            trainer.updater.scaler.load_state_dict(state.loss_scale)
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise RunError(f"{file}: is not the state of this training ({reason})") from error
+        if file != path:
+            move(file, path)  # else the next state would put the damaged file in its place
+            fault = faults[0] if faults else f"{path}: is missing"
+            trainer.messages.append(
+                f"warning: {fault}; going on from the checkpoint before it, of step {state.step}"
+            )
+        return state
+    if faults:
+        raise RunError("; ".join(faults))
+    return TrainingState()
 
 
 def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
