@@ -35,11 +35,6 @@ def test_a_run_begins_with_its_configuration_and_environment(run):
     assert run.rows == []
 
 
-def test_looking_for_a_run_makes_nothing(tmp_path):
-    folder.check_new(Run(tmp_path / "run"))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -56,22 +51,13 @@ def test_a_file_that_a_run_would_replace_is_in_the_way(tmp_path, name):
     assert (tmp_path / name).read_text() == "mine"
 
 
-def fail_within(run):
-    """An error right after the run was made."""
+def test_a_run_without_model_and_checkpoint_is_discarded_and_other_files_stay(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    run = Run(tmp_path)
     with pytest.raises(ValueError, match="planted"), folder.hold(run, TrainConfig.of(epochs=3)):
         append_metrics(run, ROWS[0])
         raise ValueError("planted")
-
-
-def test_other_files_in_the_folder_are_not_in_the_way_and_stay(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    fail_within(Run(tmp_path))
     assert os.listdir(tmp_path) == ["notes.txt"]
-
-
-def test_a_run_without_model_and_checkpoint_is_discarded(tmp_path):
-    fail_within(Run(tmp_path / "run"))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("attribute", ["model_path", "checkpoint_path", "previous_checkpoint_path"])
