@@ -100,7 +100,7 @@ def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
         yield
     except RunError:
         raise
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
         is_deep = isinstance(error, RecursionError)
         reason = "it is nested too deep" if is_deep else one_line(str(error))
         raise RunError(f"{path}: is no readable {kind} ({reason}){advice}") from error
