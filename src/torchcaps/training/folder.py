@@ -102,7 +102,7 @@ class RunFolder(Callback):
         threads = run.environment.get("threads")
         if resumed is not None and threads is not None:
             self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for split, images in (("train", train_images), ("held out", val_images)):
             tensors |= {f"{split} {name}": x.contiguous() for name, x in identities(images).items()}
         self.checksum = checksum(tensors)
