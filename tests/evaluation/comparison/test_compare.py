@@ -77,5 +77,5 @@ def test_the_interval_is_that_of_the_difference():
     assert family.p_value == pytest.approx(3 * single.p_value)
     assert family.equivalence_p == pytest.approx(min(1, 3 * single.equivalence_p))
     assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
-    assert single == compare_answers(first, second)
+    assert comparison == compare_answers(first, second)
     assert compare_answers(second, first).outcome == "second"
