@@ -80,8 +80,8 @@ def test_an_archive_cut_short_gives_what_is_whole_and_an_error(tmp_path):
     with tarfile.open(tmp_path / "own.tar", "w", format=tarfile.USTAR_FORMAT) as file:
         for name in ("9.jpg", "10.png"):
             file.add(folder / name, name)
-    whole = (tmp_path / "own.tar").read_bytes()
-    (tmp_path / "own.tar").write_bytes(whole[:2100])
+    archive_bytes = (tmp_path / "own.tar").read_bytes()
+    (tmp_path / "own.tar").write_bytes(archive_bytes[:2100])
     first, last = list_inputs(tmp_path / "own.tar", PREPROCESS)
     assert first.source == (folder / "9.jpg").read_bytes()
     assert "own.tar: cannot be read (ReadError: unexpected end" in str(last.source)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from torchcaps.data import ReadRequest, few_labels, stratified_split
+from torchcaps.data.classes import group_strata
 from torchcaps.data.entries import in_split
-from torchcaps.data.splits import group_strata
 from torchcaps.errors import DataError
 
 RANDOM_LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)

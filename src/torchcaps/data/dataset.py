@@ -14,9 +14,9 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
+from torchcaps.data.classes import first_labels, group_strata, stratified_split
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
-from torchcaps.data.splits import first_labels, group_strata, stratified_split
 from torchcaps.errors import DataError
 
 MAX_CLASSES = 10_000

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
-from torchcaps.data.classes import unknown_classes
+from torchcaps.data.classes import TEST_FRACTION, group_strata, stratified_split, unknown_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.reading import FLOOR, RATIO
-from torchcaps.data.splits import TEST_FRACTION, group_strata, stratified_split
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
 NAMED_DAMAGED = 20  # damaged files that an error or a note names
