@@ -1,9 +1,7 @@
 """Fetching archives, against a server on this machine."""
 
 import hashlib
-import io
 import os
-import tarfile
 from dataclasses import replace
 
 import pytest
@@ -18,18 +16,12 @@ from torchcaps.data import (
     verify_dataset as verify,
 )
 
-from .makers import refused
+from .makers import refused, tar_bytes
 from .web import CONTENT, DIGESTS, names_in
 
 
 def archive_of(files, folder="inside"):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"{folder}/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return stream.getvalue()
+    return tar_bytes({f"{folder}/{name}": data for name, data in files.items()}, "w:gz")
 
 
 @pytest.mark.parametrize("sha256", [DIGESTS, dict.fromkeys(CONTENT)])

@@ -14,13 +14,13 @@ from .makers import (
     SETS,
     SIGN_PATTERN,
     assert_refused,
+    pack,
     picture,
     refused,
     write_folder,
     write_medmnist,
     write_sign_folder,
 )
-from .test_tar import pack
 
 
 def tracks(images):

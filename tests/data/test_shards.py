@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 
 import pytest
 import torch
 
 from torchcaps.data import DiskDataset, load_dataset
 
-from .makers import assert_refused, picture, refused, write_folder
-from .test_tar import pack
+from .makers import assert_refused, pack, picture, refused, tar_bytes, write_folder
 
 
 def encoded(index):
@@ -22,14 +20,8 @@ def encoded(index):
 
 
 def write_shard(path, members):
-    """An archive of these contents by name, in this order."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
+    path.write_bytes(tar_bytes(members))
 
 
 def samples(indices, label_ending="cls"):

@@ -4,8 +4,7 @@ import torch
 
 from torchcaps.data import load_dataset, read_affnist
 
-from ..makers import assert_refused, refused
-from ..mat_files import mat_bytes
+from ..makers import assert_refused, refused, write_mat
 
 pytestmark = pytest.mark.usefixtures("mat_in_process")
 
@@ -21,10 +20,7 @@ def write(path, **changes):
         "label_int": LABELS[None].astype(np.uint8),
         "original_id": np.arange(1.0, COUNT + 1)[None],
     }
-    fields |= changes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(mat_bytes({"affNISTdata": fields}))
-    return path
+    return write_mat(path, {"affNISTdata": fields | changes})
 
 
 def test_images_are_upright_and_know_their_originals(tmp_path):
@@ -74,6 +70,5 @@ def test_other_fields_are_refused(tmp_path, changes, words):
 
 
 def test_another_file(tmp_path):
-    (tmp_path / "1.mat").write_bytes(mat_bytes({"x": np.eye(2)}))
     with refused("expected image"):
-        read_affnist(tmp_path / "1.mat")
+        read_affnist(write_mat(tmp_path / "1.mat", {"x": np.eye(2)}))

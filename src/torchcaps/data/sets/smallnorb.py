@@ -158,7 +158,9 @@ def read_norb(
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
     if halve and pixels.shape[2:] == (96, 96):
-        pixels = _halve(pixels)
+        # Means of 2 × 2 pixels, rounded half up, by whole numbers so that all machines agree.
+        rows = pixels[..., 0::2, :].astype(np.int16) + pixels[..., 1::2, :]
+        pixels = ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images, targets, INFO.classes, name, groups=toys)
@@ -169,12 +171,6 @@ def toy_numbers(
 ) -> Int64[Tensor, " n"]:
     """A number for each toy: instances are numbered from 0 to 99 in each category."""
     return 100 * categories + instances
-
-
-def _halve(images: np.ndarray) -> np.ndarray:
-    """Means of 2 × 2 pixels, rounded half up, by whole numbers so that all machines agree."""
-    rows = images[..., 0::2, :].astype(np.int16) + images[..., 1::2, :]
-    return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
 
 
 class Views(NamedTuple):
