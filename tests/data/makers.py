@@ -37,7 +37,7 @@ def needs_shared(*folders):
 
 
 @contextmanager
-def refused(message, error=DataError):
+def refusal(message, error=DataError):
     """What is inside ends in an error of one line, which matches a regular expression."""
     with pytest.raises(error, match=message) as caught:
         yield
@@ -46,7 +46,7 @@ def refused(message, error=DataError):
 
 def assert_refused(message, *source, **options):
     """Loading this set ends in one line, which matches a regular expression."""
-    with refused(message):
+    with refusal(message):
         load_dataset(*source, **options)
 
 

@@ -27,7 +27,7 @@ from torchcaps.data.augment.spatial import (
     shift,
 )
 
-from .makers import refused
+from .makers import refusal
 
 
 def generator(seed=0):
@@ -246,9 +246,9 @@ def test_a_cpu_generator_changes_images_on_a_gpu_alike(dtype):
 
 
 def test_an_amount_out_of_range_is_refused():
-    with refused("erase: expected between 0 and 3, got 4", ValueError):
+    with refusal("erase: expected between 0 and 3, got 4", ValueError):
         erase(torch.rand(2, 1, 3, 3), EraseSettings(4), generator())
-    with refused("size: expected between 1 and 3, got 13", ValueError):
+    with refusal("size: expected between 1 and 3, got 13", ValueError):
         random_crop(torch.rand(2, 1, 3, 3), 13, generator=generator())
-    with refused("size: expected between 1 and 3, got 0", ValueError):
+    with refusal("size: expected between 1 and 3, got 0", ValueError):
         center_crop(torch.rand(2, 1, 3, 3), 0)

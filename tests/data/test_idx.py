@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from torchcaps.data import load_dataset, read_idx
 
-from .makers import assert_refused, idx_bytes, refused, write_idx_set
+from .makers import assert_refused, idx_bytes, refusal, write_idx_set
 
 ARRAYS = arrays(np.uint8, array_shapes(min_dims=1, max_dims=4, max_side=6))
 
@@ -45,7 +45,7 @@ def test_an_array_is_read_as_it_was_written(tmp_path_factory, array, packed):
 def test_damaged_files_name_their_path(tmp_path, data, message):
     path = tmp_path / "file"
     path.write_bytes(data)
-    with refused(f"{path}: .*{message}"):
+    with refusal(f"{path}: .*{message}"):
         read_idx(path)
 
 

@@ -14,7 +14,7 @@ from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.images import FORMATS, SUFFIXES
 from torchcaps.explorer.pictures import read_picture
 
-from .makers import picture, refused
+from .makers import picture, refusal
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n"
 PREPROCESS = Preprocess((8, 8), 1)
@@ -30,7 +30,7 @@ def test_no_program_is_started(tmp_path, monkeypatch, read):
     ghostscript.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ghostscript.parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "photo.png").write_bytes(POSTSCRIPT)
-    with refused("not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"):
+    with refusal("not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"):
         read(tmp_path / "photo.png")
     assert not (tmp_path / "marker").exists()
 
@@ -39,7 +39,7 @@ def test_no_program_is_started(tmp_path, monkeypatch, read):
 def test_another_format_is_refused(kind):
     stream = io.BytesIO()
     picture((16, 16)).convert("1" if kind in ("MSP", "XBM") else "RGB").save(stream, kind)
-    with refused(r"photo\.png: not an image, or a damaged one; expected BMP"):
+    with refusal(r"photo\.png: not an image, or a damaged one; expected BMP"):
         decode_image(stream.getvalue(), name="photo.png")
 
 

@@ -15,7 +15,7 @@ from torchcaps.data.images import is_gray
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
-from .makers import picture, refused
+from .makers import picture, refusal
 
 PIXEL = torch.zeros(3, 1, 1, dtype=torch.uint8)
 
@@ -69,7 +69,7 @@ def test_float_gray_is_scaled():
     in_range = Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32))
     assert decode(encoded(in_range, "TIFF"))[..., 0].tolist() == [[0, 128, 255]]
     beyond = Image.fromarray(np.array([[0.0, 9.0]], dtype=np.float32))
-    with refused(r"x\.tif: expected float pixels in \[0, 1\], got 0 to 9"):
+    with refusal(r"x\.tif: expected float pixels in \[0, 1\], got 0 to 9"):
         decode_image(encoded(beyond, "TIFF"), name="x.tif")
 
 
@@ -129,7 +129,7 @@ def test_channels_asked_for():
     assert decode_image(red, in_chans=1).unique().tolist() == [76]  # 0.299 · 255
     gray = encoded(picture(color=False))
     assert torch.equal(decode_image(gray, in_chans=3), decode_image(gray).expand(3, -1, -1))
-    with refused("in_chans: images of 3 channels cannot be turned into 2"):
+    with refusal("in_chans: images of 3 channels cannot be turned into 2"):
         decode_image(red, in_chans=2)
 
 
@@ -168,9 +168,9 @@ def test_damage_gives_an_error_or_a_picture_never_another_exception(kind, draw):
 
 def test_not_an_image_and_no_file(tmp_path):
     (tmp_path / "a.png").write_bytes(b"hello")
-    with refused(r"a\.png: not an image, or a damaged one"):
+    with refusal(r"a\.png: not an image, or a damaged one"):
         decode_image(tmp_path / "a.png")
-    with refused(r"b\.png: no such image file"):
+    with refusal(r"b\.png: no such image file"):
         decode_image(tmp_path / "b.png")
 
 
@@ -180,7 +180,7 @@ def test_a_decompression_bomb_is_refused(side):
     header = b"IHDR" + struct.pack(">II", side, side) + small[24:29]
     checksum = struct.pack(">I", zlib.crc32(header))
     bomb = small[:12] + header + checksum + small[33:]
-    with refused(r"bomb\.png: more than [0-9,]+ pixels, refused"):
+    with refusal(r"bomb\.png: more than [0-9,]+ pixels, refused"):
         decode_image(bomb, name="bomb.png")
 
 

@@ -6,7 +6,7 @@ import pytest
 from torchcaps.data import read_mat
 from torchcaps.errors import DataError
 
-from .makers import refused
+from .makers import refusal
 from .mat_files import element, header, mat_bytes, matrix
 
 
@@ -84,5 +84,5 @@ def test_nesting_that_would_end_the_process_is_refused(read):
         size += len(start)
         tags.append(struct.pack("<II", 14, size) + start)
         size += 8
-    with refused(r"damaged or truncated MATLAB file \("):
+    with refusal(r"damaged or truncated MATLAB file \("):
         read(header() + b"".join(reversed(tags)) + innermost)

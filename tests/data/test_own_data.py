@@ -16,7 +16,7 @@ from .makers import (
     assert_refused,
     pack,
     picture,
-    refused,
+    refusal,
     write_folder,
     write_medmnist,
     write_sign_folder,
@@ -111,7 +111,7 @@ def test_the_official_validation_split_of_folders(tmp_path, validation):
 def test_validation_beside_training_alone_is_the_test_split(tmp_path):
     root = write_folder(tmp_path / "own", count=3, levels=("train", "val"))
     assert len(load_dataset(root, "test")) == 6
-    with refused("own: no image of the 'val' split", MissingSplitError):
+    with refusal("own: no image of the 'val' split", MissingSplitError):
         load_dataset(root, "val")
 
 
@@ -126,7 +126,7 @@ def test_the_layout_of_medmnist(tmp_path):
 @pytest.mark.parametrize("kind", [None, "folder", "npz", "csv", "tar"])
 def test_other_sets_have_no_official_validation_split(tmp_path, kind):
     source = SETS[kind](tmp_path) if kind else "digits"
-    with refused("'val' split", MissingSplitError):
+    with refusal("'val' split", MissingSplitError):
         load_dataset(source, "val")
 
 
@@ -193,7 +193,7 @@ def test_several_columns_of_labels_of_which_one_may_be_empty(tmp_path):
 )
 def test_unsuitable_rows_of_labels_are_refused(labels, message):
     pixels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
-    with refused(message):
+    with refusal(message):
         Dataset(pixels, {"labels": torch.tensor(labels)}, ("a", "b"), "own")
 
 
@@ -228,7 +228,7 @@ def test_damaged_files_of_both_splits_are_named_at_once_or_left_out(tmp_path, as
         file.write_bytes(file.read_bytes()[:50])
     if as_archive:
         path = pack(path, tmp_path / "a.tar.gz")
-    with refused(r"2 of 20 .*train/cat/0.png.*test/dog/4.png", DamagedImageError):
+    with refusal(r"2 of 20 .*train/cat/0.png.*test/dog/4.png", DamagedImageError):
         load_dataset(path)
     for split in ("train", "test"):
         images = load_dataset(path, split, skip_damaged=True)
@@ -266,7 +266,7 @@ def test_images_on_disk_leave_out_damaged_ones(tmp_path):
 )
 def test_an_unsuitable_pattern_is_refused(tmp_path, pattern, message):
     root = write_folder(tmp_path / "own")
-    with refused(message, ArgumentError):
+    with refusal(message, ArgumentError):
         load_dataset(root, group_pattern=pattern)
 
 
@@ -278,7 +278,7 @@ def test_an_option_without_a_meaning_is_refused(tmp_path, monkeypatch, data, opt
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "own")
     write_medmnist(tmp_path / "own.npz")
-    with refused(f"^{option}: expected .*csv.*, got ", ArgumentError):
+    with refusal(f"^{option}: expected .*csv.*, got ", ArgumentError):
         load_dataset(data, **{option: "(x)"})
-    with refused("unknown option 'skip'; did you mean 'skip_damaged'", ArgumentError):
+    with refusal("unknown option 'skip'; did you mean 'skip_damaged'", ArgumentError):
         load_dataset(data, skip=True)

@@ -16,7 +16,7 @@ from torchcaps.data import (
 from torchcaps.data.inputs import list_inputs
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
 
-from .makers import assert_refused, refused
+from .makers import assert_refused, refusal
 
 RANDOM = np.random.RandomState(0)
 SETS = RANDOM.normal(size=(10, 6, 2)) * 7 + 100
@@ -88,12 +88,12 @@ def test_points_are_not_resized():
     planes = make_planes(2)
     assert torch.equal(planes.resized((256, 1), 2).images, planes.images)
     for size, channels in ((28, None), (None, 3), ((200, 1), 2)):
-        with refused("got 256 points in 2 dimensions each; sets of points are not resized"):
+        with refusal("got 256 points in 2 dimensions each; sets of points are not resized"):
             planes.resized(size, channels)
     assert_refused("not resized", "planes", img_size=28)
-    with refused("holds NaN"):
+    with refusal("holds NaN"):
         point_set(torch.full((1, 2, 4, 1), float("nan")), "mine")
-    with refused(r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"):
+    with refusal(r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"):
         point_set(torch.zeros(1, 4, 4, 1), "mine")
 
 
@@ -126,7 +126,7 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
     ):
-        with refused(message):
+        with refusal(message):
             preprocess(points)
-    with refused("expected img_size"):
+    with refusal("expected img_size"):
         Preprocess.from_dict({"img_size": [6, 1], "in_chans": 2, "kind": "sounds"})

@@ -12,7 +12,7 @@ from torchcaps.data import decode_image, entries, load_dataset, read_idx, readin
 from torchcaps.errors import DataError, TorchcapsError
 from torchcaps.training import Run
 
-from .makers import SETS, assert_refused, picture, refused, write_folder
+from .makers import SETS, assert_refused, picture, refusal, write_folder
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_limit_itself_is_allowed_and_one_byte_more_is_not(tmp_path, monkeypa
     monkeypatch.setattr(reading, "FLOOR", 1000)
     (tmp_path / "a").touch()
     reading.check_memory(tmp_path / "a", 1000)
-    with refused("a: it asks for"):
+    with refusal("a: it asks for"):
         reading.check_memory(tmp_path / "a", 1001)
 
 
@@ -101,7 +101,7 @@ def test_decoded_images_count_together(tmp_path):
         max_bytes=num_bytes - 1,
     )
     for path in (SETS["npz"](tmp_path), root):
-        with refused("max_bytes: expected at least 1", ValueError):
+        with refusal("max_bytes: expected at least 1", ValueError):
             load_dataset(path, max_bytes=0)
 
 
@@ -154,7 +154,7 @@ def test_the_cause_is_kept(tmp_path):
 )
 def test_errors_of_every_kind_are_one_sentence(error):
     with (
-        refused(r"^a\.bin: cannot be read \(.+\)$"),
+        refusal(r"^a\.bin: cannot be read \(.+\)$"),
         reading.read_errors("a.bin"),
     ):
         raise error
@@ -173,5 +173,5 @@ def test_a_fifo_is_never_read(tmp_path, name):
         "photo.png": decode_image,
         "a.idx": read_idx,
     }
-    with refused("expected a regular file, got a FIFO or a device", TorchcapsError):
+    with refusal("expected a regular file, got a FIFO or a device", TorchcapsError):
         readers[name](tmp_path / name)

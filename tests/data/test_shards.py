@@ -10,7 +10,7 @@ import torch
 
 from torchcaps.data import DiskDataset, load_dataset
 
-from .makers import assert_refused, pack, picture, refused, tar_bytes, write_folder
+from .makers import assert_refused, pack, picture, refusal, tar_bytes, write_folder
 
 
 def encoded(index):
@@ -125,7 +125,7 @@ def test_a_compressed_archive_cannot_stay_on_disk(tmp_path):
 )
 def test_a_faulty_sample_is_named(tmp_path, members, message):
     write_shard(tmp_path / "own" / "a.tar", samples(range(6)) | members)
-    with refused(message):
+    with refusal(message):
         load_dataset(tmp_path / "own", "train")
         load_dataset(tmp_path / "own", "test")
 
@@ -134,8 +134,8 @@ def test_an_archive_that_became_shorter_or_vanished_is_named(shards):
     images = load_dataset(shards, img_size=8, storage="disk", workers=0)
     shard = shards / "shard-1.tar"
     shard.write_bytes(shard.read_bytes()[:2000])
-    with refused(r"shard-1\.tar:.* truncated archive"):
+    with refusal(r"shard-1\.tar:.* truncated archive"):
         images.float_images()
     shard.unlink()
-    with refused(r"shard-1\.tar: cannot be read \(No such file"):
+    with refusal(r"shard-1\.tar: cannot be read \(No such file"):
         images.float_images()

@@ -4,7 +4,7 @@ from PIL import Image
 
 from torchcaps.data import ReadRequest, load_dataset, read_table
 
-from .makers import assert_refused, picture, refused
+from .makers import assert_refused, picture, refusal
 
 
 def write_table(tmp_path, text, count=10):
@@ -61,5 +61,5 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = write_table(tmp_path, "")
     path.write_bytes(b"file,label\n\xff\xfe,x\n")
     assert_refused(f"{path}: cannot be read as a CSV", path)
-    with refused(r"nowhere\.csv: cannot be read"):
+    with refusal(r"nowhere\.csv: cannot be read"):
         read_table(tmp_path / "nowhere.csv", ReadRequest("train"))

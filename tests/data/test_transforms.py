@@ -14,7 +14,7 @@ from torchcaps.data.augment.transforms import MOVED
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings, setting
 
-from .makers import refused
+from .makers import refusal
 
 ZEROS = torch.zeros(4, 1, 6, 6)
 LABELS = torch.arange(4)
@@ -117,9 +117,9 @@ def test_masks_are_never_changed_by_what_does_not_fit_them(register_tag):
 
 def test_a_taken_name_or_setting_is_refused(register_tag):
     register_tag(moves=MOVED)
-    with refused("'tag' is registered already", ValueError):
+    with refusal("'tag' is registered already", ValueError):
         register_tag(moves=MOVED)
-    with refused("'tag' is one of tag", ArgumentError):
+    with refusal("'tag' is one of tag", ArgumentError):
         register_augmentation("other", TagSettings, moves=MOVED)(lambda x, _s, _g: x)
     register_tag(moves=(), replace=True)
     assert AUGMENTATIONS["tag"].moves == ()
@@ -131,7 +131,7 @@ def test_settings_are_those_of_registered_augmentations(register_tag):
     assert config.augmentation.tag == 2
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert known_settings()["tag"].about == "number added to every pixel"
-    with refused("tag: expected a number", ArgumentError):
+    with refusal("tag: expected a number", ArgumentError):
         TrainConfig.of(tag="much")
 
 

@@ -80,12 +80,12 @@ def _published() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
-def published_set(name: str, **known: Any) -> DatasetInfo:
+def published_set(name: str, **fields: Any) -> DatasetInfo:
     """The facts about a set in `sets/published.toml`.
 
     Args:
         name: of the set.
-        known: further fields of `DatasetInfo`.
+        fields: of `DatasetInfo`, which the table has not.
 
     Returns:
         All that is known about it.
@@ -94,7 +94,7 @@ def published_set(name: str, **known: Any) -> DatasetInfo:
     digests = {file: digest or None for file, digest in facts["sha256"].items()}
     shape = tuple(facts["image_shape"])
     lists = {"classes": tuple(facts["classes"]), "image_shape": shape, "sha256": digests}
-    return DatasetInfo(**facts | known | lists, name=name)
+    return DatasetInfo(**facts | fields | lists, name=name)
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,10 @@ def check_size(file: str, image: Tensor, size: Sequence[int]) -> None:
         DataError: it has another one.
     """
     if image.shape[1:] != size:
-        first, other = (f"{height} × {width}" for height, width in (size, image.shape[1:]))
+        sizes = [f"{height} × {width}" for height, width in (size, image.shape[1:])]
         raise DataError(
-            f"{file}: expected an image of {first} (height × width), as the first one of the set "
-            f"is, got {other}; give img_size (--img-size) to resize them all"
+            f"{file}: expected an image of {sizes[0]} (height × width), as the first one of the set "
+            f"is, got {sizes[1]}; give img_size (--img-size) to resize them all"
         )
 
 

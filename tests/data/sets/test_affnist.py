@@ -4,7 +4,7 @@ import torch
 
 from torchcaps.data import load_dataset, read_affnist
 
-from ..makers import assert_refused, refused, write_mat
+from ..makers import assert_refused, refusal, write_mat
 
 pytestmark = pytest.mark.usefixtures("mat_in_process")
 
@@ -65,10 +65,10 @@ def test_an_absent_set_says_where_to_get_it(tmp_path):
     ],
 )
 def test_other_fields_are_refused(tmp_path, changes, words):
-    with refused(words):
+    with refusal(words):
         read_affnist(write(tmp_path / "1.mat", **changes))
 
 
 def test_another_file(tmp_path):
-    with refused("expected image"):
+    with refusal("expected image"):
         read_affnist(write_mat(tmp_path / "1.mat", {"x": np.eye(2)}))

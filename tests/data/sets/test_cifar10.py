@@ -3,12 +3,13 @@ import pytest
 
 from torchcaps.data import load_dataset, read_cifar
 
-from ..makers import assert_refused, refused, write_cifar
+from ..makers import assert_refused, refusal, write_cifar
 
 
 def test_batches_come_back(tmp_path):
     batches = write_cifar(tmp_path)
-    for split, names in (("test", [*batches][:1]), ("train", [*batches][1:])):
+    files = list(batches)
+    for split, names in (("test", files[:1]), ("train", files[1:])):
         photographs = load_dataset(tmp_path, split)
         records = np.concatenate([batches[name] for name in names])
         np.testing.assert_array_equal(photographs.images.flatten(1), records[:, 1:])
@@ -25,7 +26,7 @@ def test_the_named_set_is_found(tmp_path, place):
 
 def test_pickled_batches_are_not_read(tmp_path):
     (tmp_path / "test_batch").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with refused("no test batch .*binary version"):
+    with refusal("no test batch .*binary version"):
         read_cifar(tmp_path, "test")
 
 
@@ -33,11 +34,10 @@ def test_a_label_outside_the_classes(tmp_path):
     records = np.zeros((2, 3073), np.uint8)
     records[1, 0] = 11
     (tmp_path / "test_batch.bin").write_bytes(records.tobytes())
-    with refused(r"test_batch\.bin: label 11 of image 1 lies outside"):
+    with refusal(r"test_batch\.bin: label 11 of image 1 lies outside"):
         read_cifar(tmp_path, "test")
 
 
 def test_an_absent_batch_is_named(tmp_path):
-    write_cifar(tmp_path, skip=("data_batch_3", "test_batch"))
+    write_cifar(tmp_path, skip=("data_batch_3",))
     assert_refused("a batch is missing between data_batch_1 and data_batch_5", tmp_path)
-    assert_refused("no test batch", tmp_path, "test")

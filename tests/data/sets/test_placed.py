@@ -7,7 +7,7 @@ from torchcaps.data.pixels import windows_at
 from torchcaps.data.sets.placed import PlaceMaker
 from torchcaps.errors import DataError
 
-from ..makers import refused
+from ..makers import refusal
 
 # Of `placed(make_source(), 16)`, top and left; of `affine_copies(nine digits, 2)`.
 PLACES = [[4, 5, 0, 3, 3], [3, 7, 0, 1, 0]]
@@ -93,7 +93,7 @@ def test_a_batch_uses_every_place():
 
 def test_a_resized_canvas_is_refused():
     wide = placed(make_source(), 16).resized(20, None)
-    with refused("placed-toy: expected canvases of 16 pixels, as they were"):
+    with refusal("placed-toy: expected canvases of 16 pixels, as they were"):
         draw(wide, [0])
 
 
@@ -182,7 +182,7 @@ def test_what_is_too_large_is_drawn_again():
     for axis in (1, 2):
         assert has_ink.any(dim=axis).sum(dim=1).min() > 0
         assert has_ink.any(dim=axis).sum(dim=1).max() <= 34
-    with refused("white: image 0 does not fit a canvas of 12 × 12 pixels"):
+    with refusal("white: image 0 does not fit a canvas of 12 × 12 pixels"):
         affine_copies(white, 1, size=12)
 
 
@@ -204,7 +204,7 @@ def test_an_empty_image_stays_empty():
     ],
 )
 def test_arguments_out_of_range(make, error, words):
-    with refused(words, error):
+    with refusal(words, error):
         make()
 
 

@@ -12,7 +12,7 @@ from torchcaps.data import load_dataset, read_matrix, read_norb
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import UnknownNameError
 
-from ..makers import assert_refused, refused, write_norb
+from ..makers import assert_refused, refusal, write_norb
 
 MAGIC = {
     "float32": 0x1E3D4C51,
@@ -72,12 +72,12 @@ def test_files_are_as_published():
 )
 def test_damaged_matrices_are_refused(tmp_path, content, words):
     (tmp_path / "a.mat").write_bytes(content)
-    with refused(words):
+    with refusal(words):
         read_matrix(tmp_path / "a.mat")
 
 
 def test_a_type_that_cannot_be_written():
-    with refused("array: expected one of float32, .* got int64", ValueError):
+    with refusal("array: expected one of float32, .* got int64", ValueError):
         matrix_bytes(np.zeros(3, np.int64))
 
 
@@ -147,7 +147,7 @@ def test_by_name_gzipped_and_by_path(tmp_path):
 def test_an_absent_file_is_named(tmp_path):
     write_norb(tmp_path, side=8)
     (tmp_path / f"{STEMS['test']}-info.mat").unlink()
-    with refused(rf"no {STEMS['test']}-info\.mat"):
+    with refusal(rf"no {STEMS['test']}-info\.mat"):
         read_norb(tmp_path, "test")
 
 
@@ -162,10 +162,10 @@ def test_an_absent_file_is_named(tmp_path):
 def test_matrices_that_do_not_fit_are_refused(tmp_path, kind, matrix, words):
     write_norb(tmp_path, side=8)
     (tmp_path / f"{STEMS['train']}-{kind}.mat").write_bytes(matrix_bytes(matrix))
-    with refused(words):
+    with refusal(words):
         read_norb(tmp_path)
 
 
 def test_other_eyes_are_refused(tmp_path):
-    with refused("unknown choice of eyes 'rihgt'; did you mean", UnknownNameError):
+    with refusal("unknown choice of eyes 'rihgt'; did you mean", UnknownNameError):
         read_norb(tmp_path, eyes="rihgt")

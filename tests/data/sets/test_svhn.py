@@ -4,7 +4,7 @@ import torch
 
 from torchcaps.data import load_dataset, read_svhn
 
-from ..makers import assert_refused, refused, write_mat
+from ..makers import assert_refused, refusal, write_mat
 
 pytestmark = pytest.mark.usefixtures("mat_in_process")
 
@@ -44,5 +44,5 @@ def test_by_name_and_by_path(tmp_path):
     ],
 )
 def test_other_shapes_are_refused(tmp_path, images, labels, words):
-    with refused(words):
+    with refusal(words):
         read_svhn(write(tmp_path / "a.mat", images, labels))

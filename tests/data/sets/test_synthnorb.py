@@ -10,7 +10,7 @@ from torchcaps.data import (
 )
 from torchcaps.data.sets import synthnorb
 
-from ..makers import refused
+from ..makers import refusal
 
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 
@@ -126,7 +126,7 @@ def test_viewpoint_sets_by_name(tmp_path, small_set):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, small_set):
-    with refused("cannot be written"):
+    with refusal("cannot be written"):
         synthnorb.write_matrices(small_set("train"), tmp_path / "absent" / "toys")
 
 
@@ -140,5 +140,5 @@ def test_a_folder_that_cannot_be_written(tmp_path, small_set):
     ],
 )
 def test_arguments_out_of_range(options, words):
-    with refused(words, ValueError):
+    with refusal(words, ValueError):
         render(**options)
