@@ -207,7 +207,7 @@ def first_labels(labels: Tensor) -> Int64[Tensor, " n"]:
     return labels if labels.dim() == 1 else labels.argmax(dim=1)
 
 
-def group_strata(labels: Tensor, groups: Tensor) -> Int64[Tensor, " n"]:
+def group_strata(labels: Tensor, groups: Tensor | None) -> Int64[Tensor, " n"]:
     """The class by which each image is counted in a split that keeps groups together.
 
     A group whose images are of several classes counts for the rarest of them, which would else be
@@ -215,11 +215,13 @@ def group_strata(labels: Tensor, groups: Tensor) -> Int64[Tensor, " n"]:
 
     Args:
         labels: `[n]` integers.
-        groups: `[n]` integers.
+        groups: `[n]` integers; None where each image is by itself.
 
     Returns:
-        `[n]`, on the CPU: one class for all images of a group.
+        `[n]`, on the CPU with groups: one class for all images of a group.
     """
+    if groups is None:
+        return labels
     array = labels.cpu().numpy()
     rarest_first = np.argsort(np.bincount(array)[array], kind="stable")
     group_array = groups.cpu().numpy()[rarest_first]

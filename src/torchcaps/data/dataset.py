@@ -76,8 +76,7 @@ class Maker:
         Returns:
             The training set and the validation set.
         """
-        labels = first_labels(images.labels)
-        strata = labels if images.groups is None else group_strata(labels, images.groups)
+        strata = group_strata(first_labels(images.labels), images.groups)
         train, val = stratified_split(strata, fraction_or_count, seed, groups=images.groups)
         return images.subset(train), images.subset(val)
 

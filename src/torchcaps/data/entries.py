@@ -122,7 +122,7 @@ def in_split(
     elif request.classes is not None:
         indices = list(range(len(labels)))
     elif split != "val":
-        strata = labels if groups is None else group_strata(labels, groups)
+        strata = group_strata(labels, groups)
         try:
             train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
         except DataError:
@@ -192,7 +192,9 @@ def read_entries(
     split_files = tuple(entries[index].file for index in indices)
     try:
         images = _encode_images(split_files, readable, request, open_image)
-        stays = can_stay and _stays(images, request)
+        is_large = images.shape.numel() > (request.max_bytes or _default_memory())
+        is_auto = request.storage == "auto"
+        stays = can_stay and (request.storage == "disk" or (is_auto and is_large))
         if not stays:
             check_fits(name, images.shape.numel(), split_files, request)
         inputs: Any = images if stays else images.decode()
@@ -268,12 +270,6 @@ def _summary(
         target = request.options.group_column or GROUP
         notes.append(f"{name}: {len(groups):,} groups by {target!r}, each on one side of a split")
     return notes
-
-
-def _stays(images: EncodedImages, request: ReadRequest) -> bool:
-    """Whether images stay on disk, as is requested or by their size."""
-    is_large = images.shape.numel() > (request.max_bytes or _default_memory())
-    return request.storage == "disk" or (request.storage == "auto" and is_large)
 
 
 def _encode_images(
