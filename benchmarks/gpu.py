@@ -36,6 +36,7 @@ from benchmarks.workload import training_step
 from torchcaps import Capsules
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.testing import KERNEL_LIMITS, kernel_errors, random_capsules
+from torchcaps.testing.compare import map_tensors
 from torchcaps.training import Interrupted, Run, StopWhen, train
 
 BUNDLE = CHECKOUT / "gpu-bundle"  # of `make gpu-bundle`, with MNIST
@@ -131,7 +132,7 @@ def correctness(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
             for leaky, detach in ((False, False), (True, False), (False, True)):
                 options: Row = {"iterations": 3, "leaky": leaky, "detach": detach}
                 layer = tc.nn.CapsuleLinear(children, in_dim, parents, dim, **options).cuda()
-                capsules = random_capsules(8, children, in_dim, device="cuda")
+                capsules = map_tensors(torch.Tensor.cuda, random_capsules(8, children, in_dim))
                 for impl in tc.ops.implementations("dynamic_routing")[2:]:
                     row: Row = {"impl": impl, "dtype": str(dtype)} | options
                     row["sizes"] = [children, parents, dim, in_dim]

@@ -9,6 +9,7 @@ turns in one process. The ratio of a row is the time of that network over the ti
 import argparse
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from benchmarks.workload import PRECISIONS, Workload, autocast, training_step
 
 RESAMPLES = 2000
 EPSILON = 1e-8  # below roots, whose gradient is infinite at zero
-WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "eager": lambda model: model,
     "compiled": torch.compile,
     "graphs": lambda model: torch.compile(model, mode="reduce-overhead"),

@@ -154,8 +154,8 @@ def _help(name: str) -> str:
 
 def _wrong_values(name: str, call: Any) -> Iterator[str]:
     """What the command would refuse, as far as that does not depend on files of the reader."""
-    from torchcaps.cli.flags import parse_options
-    from torchcaps.cli.settings import resolve
+    from torchcaps.cli.parser import parse_options
+    from torchcaps.cli.train import resolve
     from torchcaps.data import dataset_info
     from torchcaps.training import load_recipe
 

@@ -35,7 +35,7 @@ def setting(
     high: float | None = None,
     name: str | None = None,
     of: str | None = None,
-    valid: tuple[Callable[[float], bool], str] = (lambda _: True, ""),
+    valid: tuple[Callable[[float], bool], str] | None = None,
 ) -> Any:
     """A field of a group of settings.
 
@@ -65,14 +65,18 @@ class SettingsGroup:
 
     def __post_init__(self) -> None:
         for key, hint in field_types(type(self)).items():
-            metadata = self.__dataclass_fields__[key].metadata
+            column = self.__dataclass_fields__[key]
+            value = getattr(self, key)
+            if value is column.default:
+                continue
+            metadata = column.metadata
             name = metadata["name"] or key
-            checked = _check(name, getattr(self, key), hint)
+            checked = _check(name, value, hint)
             object.__setattr__(self, key, checked)
             if isinstance(checked, int | float) and not isinstance(checked, bool):
                 check_range(name, checked, metadata["low"], metadata["high"])
-                is_valid, expected = metadata["valid"]
-                if not is_valid(checked):
+                if metadata["valid"] and not metadata["valid"][0](checked):
+                    expected = metadata["valid"][1]
                     raise ArgumentError(name, f"expected {expected}, got {checked}")
 
 

@@ -110,7 +110,8 @@ class Registry(Mapping[str, T]):
         return UnknownNameError(self.kind, name, self._entries, note=plugins.failure_note())
 
     def _load(self) -> None:
-        self._import_home()
+        if self.home:
+            import_submodules(self.home)
         plugins.load_entry_points()
 
     def __iter__(self) -> Iterator[str]:
@@ -122,29 +123,22 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        if name not in self._entries:
+        if name not in self._entries and self.home and str(name).isidentifier():
+            home = importlib.import_module(self.home)
             file = f"{self.home}.{name}"
-            if self.is_package and str(name).isidentifier() and find_spec(file):
+            if hasattr(home, "__path__") and find_spec(file):
                 importlib.import_module(file)
         if name not in self._entries:
             self._load()
         return name in self._entries
-
-    @property
-    def is_package(self) -> bool:
-        """Whether the entries are in files of a package, each of them in one of its name."""
-        return bool(self.home) and hasattr(importlib.import_module(self.home), "__path__")
-
-    def _import_home(self) -> None:
-        if self.is_package:
-            import_submodules(self.home)
 
     def _save(self) -> Callable[[], None]:
         """The function that restores the entries of now.
 
         A file is imported once, so its entries are to be among them.
         """
-        self._import_home()
+        if self.home:
+            import_submodules(self.home)
         entries = dict(self._entries)
         reads = dict(self._reads)
 
@@ -186,9 +180,9 @@ def import_submodules(package: str) -> None:
     begins with an underscore are left to the modules that need them.
 
     Args:
-        package: its full name, such as "torchcaps.models".
+        package: its full name, such as "torchcaps.models"; or that of a module, which is imported.
     """
-    path = importlib.import_module(package).__path__
+    path = getattr(importlib.import_module(package), "__path__", ())
     for module in pkgutil.iter_modules(path, f"{package}."):
         if not module.name.removeprefix(package).startswith("._"):
             importlib.import_module(module.name)

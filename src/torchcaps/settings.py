@@ -229,36 +229,13 @@ class ScheduleSettings(SettingsGroup):
     )
 
 
-def augmentation_settings() -> Any:
-    """The group of the settings of all registered augmentations."""
-    return _augmentation_group(tuple(ordered_augmentations()))
-
-
 def _default_augmentation() -> Any:
-    return augmentation_settings()()
-
-
-@cache
-def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
-    """The group of the settings of these augmentations, each a field of its own name."""
-    columns = []
-    for augmentation in augmentations:
-        types = field_types(augmentation.settings)
-        for f in fields(augmentation.settings):
-            column = field(default=f.default, metadata=f.metadata)
-            columns.append((f.name, types[f.name], column))
-    return make_dataclass(
-        "AugmentationSettings",
-        columns,
-        bases=(SettingsGroup,),
-        namespace={"__module__": __name__, "__doc__": "How training images are changed at random."},
-        frozen=True,
-    )
+    return groups()["augmentation"]()
 
 
 def __getattr__(name: str) -> Any:
     if name == "AugmentationSettings":  # for pickle, which looks for the class of a value
-        return augmentation_settings()
+        return groups()["augmentation"]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -373,10 +350,10 @@ class TrainConfig:
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its name without a group."""
-        return {
-            name: getattr(getattr(self, known.group), known.key)
-            for name, known in known_settings().items()
-        }
+        settings = {}
+        for name, known in known_settings().items():
+            settings[name] = getattr(getattr(self, known.group), known.key)
+        return settings
 
     def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
         """A copy with changes.
@@ -395,13 +372,15 @@ class TrainConfig:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        updates = {name: value for name, value in flattened(changes).items() if value is not None}
-        current = self.flat()
-        resets = {
-            name: known.default
-            for name, known in known_settings().items()
-            if known.of in updates and updates[known.of] != current[known.of]
-        }
+        updates = flattened(changes)
+        for name in [*updates]:
+            if updates[name] is None:
+                del updates[name]
+        choices = self.flat()
+        resets = {}
+        for name, known in known_settings().items():
+            if known.of in updates and updates[known.of] != choices[known.of]:
+                resets[name] = known.default
         return self.replaced(resets, "default").replaced(updates, origin)
 
     def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
@@ -415,11 +394,11 @@ class TrainConfig:
             The copy.
         """
         known = known_settings()
-        changes = {
-            name: defaults[name]
-            for name, value in self.flat().items()
-            if name in defaults and value in OPEN and value == known[name].default
-        }
+        choices = self.flat()
+        changes = {}
+        for name, default in defaults.items():
+            if choices[name] in OPEN and choices[name] == known[name].default:
+                changes[name] = default
         return self.replaced(changes, origin)
 
     def replaced(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
@@ -466,26 +445,43 @@ class KnownSetting(NamedTuple):
 
 def groups() -> dict[str, Any]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
-    return {
+    return _tables(tuple(ordered_augmentations()))[0]
+
+
+def known_settings() -> dict[str, KnownSetting]:
+    """Every setting by its name without a group. ValueError: two settings have the same name."""
+    return _tables(tuple(ordered_augmentations()))[1]
+
+
+@cache
+def _tables(
+    augmentations: tuple[Augmentation, ...],
+) -> tuple[dict[str, Any], dict[str, KnownSetting]]:
+    """The groups and all settings; those of these augmentations are fields of one group."""
+    columns = []
+    for augmentation in augmentations:
+        types = field_types(augmentation.settings)
+        for f in fields(augmentation.settings):
+            column = field(default=f.default, metadata=f.metadata)
+            columns.append((f.name, types[f.name], column))
+    augmentation_settings: Any = make_dataclass(
+        "AugmentationSettings",
+        columns,
+        bases=(SettingsGroup,),
+        namespace={"__module__": __name__, "__doc__": "How training images are changed at random."},
+        frozen=True,
+    )
+    classes = {
         "model": ModelSettings,
         "data": DataSettings,
         "task": TaskSettings,
         "optimizer": OptimizerSettings,
         "schedule": ScheduleSettings,
-        "augmentation": augmentation_settings(),
+        "augmentation": augmentation_settings,
         "training": TrainingSettings,
     }
-
-
-def known_settings() -> dict[str, KnownSetting]:
-    """Every setting by its name without a group. ValueError: two settings have the same name."""
-    return _known_settings(tuple(groups().items()))
-
-
-@cache
-def _known_settings(classes: tuple[tuple[str, Any], ...]) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
-    for group, settings_class in classes:
+    for group, settings_class in classes.items():
         types = field_types(settings_class)
         for key, default in vars(settings_class()).items():
             about = settings_class.__dataclass_fields__[key].metadata
@@ -496,7 +492,7 @@ def _known_settings(classes: tuple[tuple[str, Any], ...]) -> dict[str, KnownSett
                     "expected another name"
                 )
             known[name] = KnownSetting(group, key, about["about"], types[key], default, about["of"])
-    return known
+    return classes, known
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-import torchcaps.reproduction  # noqa: F401 (its registries)
+import torchcaps.reproduction.run  # noqa: F401 (all registries)
 from torchcaps import plugins
 
 _without = [save() for save in plugins.SAVES]

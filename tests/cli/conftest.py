@@ -12,7 +12,7 @@ import torch
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
 from torchcaps.reporting import api, html as html  # before `no_plots` changes what it imports
-from torchcaps.training import threads
+from torchcaps.training import device
 from training.fixtures import bars as bars, run as run, trained as trained
 
 RESUME = ("train", "capsnet", "--resume", "--no-keep-memory")
@@ -49,7 +49,7 @@ def command(capsys, monkeypatch, tmp_path, handlers):
 
     def run(*words):
         torch.set_num_threads(1)
-        monkeypatch.setattr(threads, "_default", 1)  # as in a new process
+        monkeypatch.setattr(device, "_default", 1)  # as in a new process
         capsys.readouterr()
         try:
             status = main(list(flatten(words)))
@@ -105,6 +105,18 @@ def the_sentence(outcome):
     [line] = lines
     assert line.startswith("torchcaps: error: ")
     return line.removeprefix("torchcaps: error: ")
+
+
+def assert_fails(outcome, status, beginning):
+    """A command failed with this exit status and a sentence that begins so."""
+    assert outcome.status == status
+    assert the_sentence(outcome).startswith(beginning)
+
+
+def succeed(outcome):
+    """The outcome of a command that did not fail."""
+    assert outcome.status == 0, outcome.err
+    return outcome
 
 
 def python_block(page):

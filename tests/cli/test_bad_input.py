@@ -11,7 +11,7 @@ from checks import assert_finite
 from torchcaps.training.files import load_tensors
 from training.makers import contents
 
-from .conftest import RESUME, the_sentence
+from .conftest import RESUME, succeed, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -63,8 +63,9 @@ def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command,
     for file in photos.glob("*/*.png"):
         Image.open(file).resize((16, 16)).save(file)
     refused(photos, "at least 17x17 pixels, got 16x16")
-    outcome = command(start, "--data", photos, "--holdout", 0.2, "--img-size", 20, "--epochs", 1)
-    assert outcome.status == 0
+    outcome = succeed(
+        command(start, "--data", photos, "--holdout", 0.2, "--img-size", 20, "--epochs", 1)
+    )
     assert outcome.out.endswith("run folder: runs/capsnet-photos\n")
 
 

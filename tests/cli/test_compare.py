@@ -8,7 +8,7 @@ import pytest
 import torchcaps as tc
 from training.makers import edit_config, write_bars
 
-from .conftest import the_sentence
+from .conftest import assert_fails, the_sentence
 
 
 @pytest.fixture
@@ -56,9 +56,11 @@ class TestCompare:
     def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
         bars = write_bars(tmp_path / "other.npz", seed=5)
         edit_config(runs / "b-0", data=str(bars))
-        outcome = command("compare", "a-0", "--with", "b-0")
-        assert outcome.status == 1
-        assert the_sentence(outcome) == "b-0: was not tested on the same images as a-0"
+        assert_fails(
+            command("compare", "a-0", "--with", "b-0"),
+            1,
+            "b-0: was not tested on the same images as a-0",
+        )
 
     @pytest.mark.parametrize(
         ("words", "sentence"),
@@ -89,9 +91,7 @@ class TestCompare:
         ],
     )
     def test_a_wrong_command_line_is_2(self, command, words, sentence):
-        outcome = command("compare", words)
-        assert outcome.status == 2
-        assert the_sentence(outcome) == sentence
+        assert_fails(command("compare", words), 2, sentence)
 
 
 def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):

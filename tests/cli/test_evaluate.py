@@ -6,7 +6,7 @@ import pytest
 
 from checks import column
 
-from .conftest import first_words, the_sentence
+from .conftest import first_words, succeed, the_sentence
 
 FIGURES = {
     "accuracy",
@@ -22,8 +22,7 @@ FIGURES = {
 @pytest.mark.usefixtures("no_plots")
 class TestEvaluate:
     def test_the_table_goes_to_stdout(self, command, run):
-        outcome = command("evaluate", run)
-        assert outcome.status == 0
+        outcome = succeed(command("evaluate", run))
         lines = outcome.out.splitlines()
         assert first_words(lines[1:6]) == ["0", "1", "2", "mean", "all"]
         assert lines[-1].startswith("margin loss ")
@@ -83,7 +82,6 @@ def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_p
     words = "--data digits --per-class 4 --holdout 10 --epochs 1 --output run"
     option = ("--option", "match=matrix_caps_small")
     assert command("train", "cnn_matched", words.split(), option).status == 0
-    outcome = command("evaluate", "run", "--data", "multi-digits", "--json")
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(command("evaluate", "run", "--data", "multi-digits", "--json"))
     assert outcome.document.keys() >= {"error", "per_digit"}
     assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()

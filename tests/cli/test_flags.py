@@ -6,16 +6,15 @@ import inspect
 import shlex
 from importlib import import_module
 from pathlib import Path
-from types import NoneType
-from typing import Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin
 
 import pytest
 import torch
 
-from torchcaps.cli.flags import kinds_of
 from torchcaps.cli.main import COMMANDS, DESCRIPTION
-from torchcaps.cli.parser import WITHOUT_THREADS, list_arguments, parse
-from torchcaps.cli.settings import WITHOUT_FLAG, resolve
+from torchcaps.cli.parser import WITHOUT_FLAG, WITHOUT_THREADS, list_arguments, parse
+from torchcaps.cli.train import resolve
 from torchcaps.settings import known_settings
 
 # Words of a command, the function that it calls, and the arguments of this call. Paths are text.
@@ -187,16 +186,18 @@ def test_every_flag_reaches_its_argument(name, command, monkeypatch):
         assert [str(part) if isinstance(part, Path) else part for part in got] == values, argument
     assert num_threads == (2 if has_threads else 1)
     flags = {word for word in words if word.startswith("--")}
-    for key, argument in arguments.items():
-        if key in known_settings() or argument.is_positional:
+    for key, flag in arguments.items():
+        name = key.rpartition(".")[2]
+        if name in known_settings() or flag.is_positional:
             continue
-        option = f"--{argument.flag.name or key}".replace("_", "-")
-        assert {option, option.replace("--", "--no-")} & flags or key in ELSEWHERE
+        option = f"--{flag.name or name}".replace("_", "-")
+        assert {option, option.replace("--", "--no-")} & flags or name in ELSEWHERE
 
 
 def sample(kind, default):
     """Words that set a setting of a type to another value than its default, and this value."""
-    kind = next(each for each in kinds_of(kind) if each is not NoneType)
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
     if kind is bool:
         return [], not default
     if get_origin(kind) is Literal:
@@ -236,4 +237,4 @@ def test_every_setting_reaches_the_configuration(name):
 def test_a_flag_is_described_by_the_docstring_of_its_command():
     for name, function in COMMANDS.items():
         for key, argument in list_arguments(function, is_short=False).items():
-            assert argument.flag.help.endswith("."), (name, key)
+            assert argument.help.endswith("."), (name, key)

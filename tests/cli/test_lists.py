@@ -14,7 +14,7 @@ from torchcaps.testing import random_capsules
 from torchcaps.training import list_recipes
 from torchcaps.types import Routed
 
-from .conftest import first_words, the_sentence
+from .conftest import assert_fails, first_words, succeed
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,7 @@ from .conftest import first_words, the_sentence
     ],
 )
 def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, list_names, heading):
-    outcome = command(words)
-    assert outcome.status == 0
+    outcome = succeed(command(words))
     lines = outcome.out.splitlines()
     assert lines[0].startswith(heading)
     starts = [line for line in lines[1:] if not line.startswith(" ")]  # others are wrapped text
@@ -43,8 +42,7 @@ def test_a_recipe_in_json_has_its_configuration(command):
 
 
 def test_verify_says_ok_for_each_file(command):
-    outcome = command("data", "verify", "digits")
-    assert outcome.status == 0
+    outcome = succeed(command("data", "verify", "digits"))
     assert "DAMAGED" not in outcome.out
     checks = command("data", "verify", "digits", "--json").document
     assert set(column(checks, "ok")) == {True}
@@ -79,17 +77,16 @@ def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monk
 
 @pytest.mark.parametrize("action", ["fetch", "verify"])
 def test_fetch_and_verify_need_a_name_that_exists(command, action):
-    outcome = command("data", action)
-    assert outcome.status == 2
-    assert the_sentence(outcome).startswith(f"name: expected the data set to {action}, got nothing")
-    outcome = command("data", action, "mnits")
-    assert outcome.status == 2
-    assert the_sentence(outcome).startswith("unknown data set 'mnits'; did you mean 'mnist'")
+    assert_fails(
+        command("data", action), 2, f"name: expected the data set to {action}, got nothing"
+    )
+    assert_fails(
+        command("data", action, "mnits"), 2, "unknown data set 'mnits'; did you mean 'mnist'"
+    )
 
 
 def test_the_doctor_names_versions_device_threads_and_kernels(command):
-    outcome = command("doctor")
-    assert outcome.status == 0
+    outcome = succeed(command("doctor"))
     facts = command("doctor", "--json").document
     assert {"torchcaps", "torch", "python", "device", "threads", "precision auto"} <= facts.keys()
     for op in ops.survey(torch.device("cpu")):

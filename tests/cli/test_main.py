@@ -11,7 +11,7 @@ from torchcaps.cli import main as main_module
 from torchcaps.cli.console import UsageError
 from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
 
-from .conftest import the_sentence
+from .conftest import assert_fails
 
 
 @pytest.fixture
@@ -63,9 +63,7 @@ def test_an_unknown_option_names_the_help_of_its_command_and_imports(command, na
     ],
 )
 def test_an_error_is_one_sentence_and_a_status(raising, error, status, sentence):
-    outcome = raising(error)
-    assert outcome.status == status
-    assert the_sentence(outcome) == sentence
+    assert_fails(raising(error), status, sentence)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torchcaps as tc
 from torchcaps.nn import routers as registry
 
-from .conftest import python_block
+from .conftest import python_block, succeed
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
 
@@ -28,8 +28,7 @@ def softened(tmp_path, restore):
 
 def test_the_router_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
     options = "--option routing=softened --option temperature=1.5 --output run"
-    outcome = command(start, options.split())
-    assert outcome.status == 0, outcome.err
+    succeed(command(start, options.split()))
     router = tc.load("run").class_capsules.router
     assert isinstance(router, softened.SoftenedRouting)
     assert router.temperature == 1.5

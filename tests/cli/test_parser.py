@@ -9,11 +9,11 @@ from rich.cells import cell_len
 
 import torchcaps as tc
 from torchcaps.cli.main import COMMANDS
-from torchcaps.cli.settings import WITHOUT_FLAG
+from torchcaps.cli.parser import WITHOUT_FLAG
 from torchcaps.settings import known_settings
 from torchcaps.training import load_recipe
 
-from .conftest import the_sentence
+from .conftest import assert_fails, succeed
 
 
 def help_of(command, monkeypatch, *words):
@@ -65,9 +65,7 @@ def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
     ],
 )
 def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentence):
-    outcome = command("train", "capsnet", words)
-    assert outcome.status == 2
-    assert the_sentence(outcome).startswith(sentence)
+    assert_fails(command("train", "capsnet", words), 2, sentence)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +77,12 @@ def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentenc
     ],
 )
 def test_a_missing_word_is_named(command, words, sentence):
-    outcome = command(words)
-    assert outcome.status == 2
-    assert the_sentence(outcome).startswith(sentence)
+    assert_fails(command(words), 2, sentence)
 
 
 def config_of(command, tmp_path, *words):
     """The configuration that a command line stands for."""
-    outcome = command("train", words, "--print-config")
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(command("train", words, "--print-config"))
     file = tmp_path / "printed.toml"
     file.write_text(outcome.out)
     return load_recipe(file).config

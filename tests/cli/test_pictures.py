@@ -7,7 +7,7 @@ from PIL import Image
 
 from torchcaps import viz
 
-from .conftest import the_sentence
+from .conftest import assert_fails, succeed, the_sentence
 
 
 def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
@@ -22,8 +22,7 @@ def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
 
 
 def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
-    outcome = command("perturb", run, "--steps", 3, "--output", "grids")
-    assert outcome.status == 0
+    outcome = succeed(command("perturb", run, "--steps", 3, "--output", "grids"))
     names = ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
     assert sorted(os.listdir(tmp_path / "grids")) == names
     assert outcome.out.splitlines() == list(map("grids/{}".format, names))
@@ -38,14 +37,11 @@ def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
     ],
 )
 def test_a_wrong_flag_is_2(command, run, words, sentence):
-    outcome = command(words[0], run, words[1:])
-    assert outcome.status == 2
-    assert the_sentence(outcome) == sentence
+    assert_fails(command(words[0], run, words[1:]), 2, sentence)
 
 
 def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
-    outcome = command(start, "--option", "decoder=false", "--output", "blind")
-    assert outcome.status == 0
+    succeed(command(start, "--option", "decoder=false", "--output", "blind"))
     refused = command(
         start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "refused"
     )
@@ -58,8 +54,7 @@ def test_without_a_run_a_network_of_the_package_draws_into_this_folder(
     command, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(viz, "perturbations", lambda *_, **__: viz.canvas.new_figure(1, 1))
-    outcome = command("perturb", "--steps", 3)
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(command("perturb", "--steps", 3))
     assert outcome.out.splitlines() == list(map("plots/perturb_{}.png".format, range(10)))
     outcome = command("reconstruct", "--per-class", 1)
     assert (outcome.status, outcome.out) == (0, "plots/reconstructions.png\n")

@@ -21,7 +21,7 @@ from torchcaps.reproduction import MEASURES
 from torchcaps.templates import Picture
 from torchcaps.training import Run, recipes
 
-from .conftest import python_block, the_sentence
+from .conftest import assert_fails, python_block, succeed, the_sentence
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 REGISTRIES = (
@@ -99,15 +99,12 @@ def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, modu
 
 
 def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):
-    outcome = train(fresh_command, IMPORT)
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(train(fresh_command, IMPORT))
     assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
-    outcome = fresh_command("evaluate", "run", "--json", IMPORT)
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(fresh_command("evaluate", "run", "--json", IMPORT))
     assert outcome.document["num_samples"] == 30
     monkeypatch.setattr(html, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
-    outcome = fresh_command("report", "run", IMPORT)
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(fresh_command("report", "run", IMPORT))
     assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
@@ -139,10 +136,9 @@ def test_a_default_folder_is_asked_too(fresh_command, stripes, bars):
 
 
 def test_an_experiment_takes_the_recipe_and_its_measure(fresh_command, stripes, tmp_path):
-    outcome = fresh_command(
-        "reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", IMPORT
+    outcome = succeed(
+        fresh_command("reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", IMPORT)
     )
-    assert outcome.status == 0, outcome.err
     [result] = outcome.document
     assert 0 <= result["figures"]["mirrored_accuracy"] <= 1
     assert (
@@ -214,9 +210,7 @@ def test_a_module_that_is_absent_or_fails_is_one_sentence(
 ):
     if content is not None:
         (tmp_path / name).with_suffix(".py").write_text(content)
-    outcome = fresh_command("models", "--import", name)
-    assert outcome.status == status
-    assert the_sentence(outcome) == sentence.format(here=tmp_path)
+    assert_fails(fresh_command("models", "--import", name), status, sentence.format(here=tmp_path))
 
 
 def test_a_file_may_import_what_is_beside_it(fresh_command, tmp_path):
@@ -231,8 +225,7 @@ def test_entry_points_are_found_and_one_that_fails_is_a_line_on_stderr(
 ):
     monkeypatch.syspath_prepend(tmp_path)
     entry_points(bad="no_such_module", good="stripes")
-    outcome = fresh_command("models")
-    assert outcome.status == 0
+    outcome = succeed(fresh_command("models"))
     assert "stripesnet" in outcome.out
     reason = (
         "the plug-in 'bad' of an unknown package cannot be loaded "

@@ -11,7 +11,7 @@ from PIL import Image
 from checks import column
 from torchcaps.data import load_dataset
 
-from .conftest import the_sentence
+from .conftest import assert_fails, the_sentence
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ class TestInputs:
         assert (outcome.status, outcome.out) == (2, "")
 
     def test_a_first_word_that_is_neither_run_nor_image_is_refused(self, command):
-        outcome = command("predict", "gone", "drawn/0.png")
-        assert outcome.status == 1
-        assert the_sentence(outcome) == "gone: no such run folder or model file"
+        assert_fails(
+            command("predict", "gone", "drawn/0.png"), 1, "gone: no such run folder or model file"
+        )
 
 
 class TestResults:
@@ -116,9 +116,7 @@ class TestResults:
         ],
     )
     def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):
-        outcome = command("predict", run, photos, *words)
-        assert outcome.status == 2
-        assert the_sentence(outcome).startswith(sentence)
+        assert_fails(command("predict", run, photos, *words), 2, sentence)
 
 
 class TestDamagedFiles:
@@ -140,9 +138,7 @@ class TestDamagedFiles:
     def test_one_file_is_one_sentence(self, command, run, tmp_path):
         (tmp_path / "bad.png").write_bytes(b"no picture")
         for name in ("absent.png", "bad.png"):
-            outcome = command("predict", run, tmp_path / name)
-            assert outcome.status == 1
-            assert the_sentence(outcome).startswith(f"{tmp_path / name}: ")
+            assert_fails(command("predict", run, tmp_path / name), 1, f"{tmp_path / name}: ")
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

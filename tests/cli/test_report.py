@@ -4,7 +4,7 @@ import pytest
 
 from torchcaps.reporting import html
 
-from .conftest import the_sentence
+from .conftest import assert_fails
 
 
 def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
@@ -24,6 +24,4 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
     ],
 )
 def test_a_wrong_command_line_is_2(command, run, words, sentence):
-    outcome = command("report", words)
-    assert outcome.status == 2
-    assert the_sentence(outcome) == sentence
+    assert_fails(command("report", words), 2, sentence)

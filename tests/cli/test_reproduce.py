@@ -6,10 +6,11 @@ from checks import column
 from reproduction.makers import recipe_of
 from torchcaps.training import list_recipes
 
+from .conftest import succeed
+
 
 def test_the_list_names_every_recipe_with_its_cost(command):
-    outcome = command("reproduce", "--list")
-    assert outcome.status == 0
+    outcome = succeed(command("reproduce", "--list"))
     for name in list_recipes():
         assert name in outcome.out
 
@@ -26,8 +27,7 @@ def test_without_a_recipe_the_json_is_a_list_of_them(command):
 def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path, no_plots):
     recipe_of(tmp_path)
     words = ("reproduce", "mine.toml", "--output", "out", "--row", "tiny")
-    outcome = command(words)
-    assert outcome.status == 0
+    outcome = succeed(command(words))
     assert "CapsNet, tiny" in outcome.out
     assert "error 1 %" in outcome.out
     assert "CNN" not in outcome.out

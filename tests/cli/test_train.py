@@ -12,14 +12,13 @@ from torchcaps.tasks import Classify
 from torchcaps.training import Run
 from training.makers import contents, leftovers
 
-from .conftest import RESUME, first_words, the_sentence
+from .conftest import RESUME, assert_fails, first_words, succeed, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
-    outcome = command(start)
-    assert outcome.status == 0
+    outcome = succeed(command(start))
     lines = outcome.out.splitlines()
     heads = ["class", "accuracy", "correct", "count", "precision", "F1", "AUROC"]
     assert lines[0].split() == heads
@@ -38,8 +37,7 @@ def test_a_recipe_file_trains_and_names_the_folder(command, start, bars, tmp_pat
         "epochs = 1\nholdout = 6\nbatch_size = 16\n"
         "[run.model_options]\nchannels = 8\nprimary_types = 2\n"
     )
-    outcome = command("train", "mine.toml", "--no-keep-memory", "--threads", 1)
-    assert outcome.status == 0
+    outcome = succeed(command("train", "mine.toml", "--no-keep-memory", "--threads", 1))
     assert outcome.out.endswith("run folder: runs/mine-bars\n")
 
 
@@ -63,8 +61,7 @@ def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, star
 
 
 def test_a_finished_run_is_trained_further_and_evaluated_anew(command, run):
-    outcome = command("train", "capsnet", "--output", run, "--resume", "--epochs", 5)
-    assert outcome.status == 0
+    outcome = succeed(command("train", "capsnet", "--output", run, "--resume", "--epochs", 5))
     assert "goes on after epoch 3 to epoch 5; its learning rate begins at 0.001" in outcome.err
     assert "epoch 5/5" in outcome.err
     assert "epoch 3/" not in outcome.err
@@ -83,9 +80,7 @@ def test_a_finished_run_is_trained_further_and_evaluated_anew(command, run):
 )
 def test_a_resumed_run_refuses_other_settings(command, run, flags, sentence):
     before = contents(run)
-    outcome = command("train", "capsnet", "--output", run, "--resume", flags)
-    assert outcome.status == 2
-    assert the_sentence(outcome).startswith(sentence)
+    assert_fails(command("train", "capsnet", "--output", run, "--resume", flags), 2, sentence)
     assert contents(run) == before
 
 
@@ -116,9 +111,9 @@ def set_threads(run, threads):
 def test_a_number_of_threads_that_no_machine_has_is_refused(command, run, threads):
     set_threads(run, threads)
     before = contents(run)
-    outcome = command(RESUME, "--output", run)
-    assert outcome.status == 1
-    assert the_sentence(outcome).startswith(f"{run / 'environment.json'}: threads: expected ")
+    assert_fails(
+        command(RESUME, "--output", run), 1, f"{run / 'environment.json'}: threads: expected "
+    )
     assert contents(run) == before
 
 
@@ -133,8 +128,7 @@ def test_from_a_damaged_checkpoint_a_run_warns_and_continues_with_the_one_before
     before = contents(run)
     last = run / "checkpoints" / "last.safetensors"
     last.write_bytes(bytes(len(last.read_bytes())))
-    outcome = command(RESUME, "--output", run)
-    assert outcome.status == 0
+    outcome = succeed(command(RESUME, "--output", run))
     assert f"warning: {last}: is no readable checkpoint (" in outcome.err
     assert "; going on from the checkpoint before it, of step " in outcome.err
     assert contents(run) == before
@@ -225,21 +219,20 @@ def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(
     ],
 )
 def test_an_unknown_name_is_2_with_the_nearest(command, tmp_path, words, sentence):
-    outcome = command("train", words)
-    assert outcome.status == 2
-    assert the_sentence(outcome).startswith(sentence)
+    assert_fails(command("train", words), 2, sentence)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recipe_file_that_is_not_there_is_1(command, tmp_path):
-    outcome = command("train", "absent.toml")
-    assert outcome.status == 1
-    assert the_sentence(outcome) == "recipe absent.toml: cannot be read (No such file or directory)"
+    assert_fails(
+        command("train", "absent.toml"),
+        1,
+        "recipe absent.toml: cannot be read (No such file or directory)",
+    )
 
 
 def test_folds_print_means_and_deviations(command, start, tmp_path):
-    outcome = command(start, "--folds", 3, "--epochs", 1)
-    assert outcome.status == 0, outcome.err
+    outcome = succeed(command(start, "--folds", 3, "--epochs", 1))
     lines = outcome.out.splitlines()
     assert lines[0].split() == ["figure", "mean", "±", "std", "over", "folds", "lowest", "highest"]
     assert lines[1].startswith("accuracy") and "±" in lines[1]
@@ -275,8 +268,7 @@ def test_stopped_folds_are_continued_by_the_command_that_is_printed(command, sta
 
 def test_a_control_is_trained_and_compared(command, start, tmp_path):
     start = ["train", "capsule_head", *start[2 : -len(SMALL)], "--option", "types=2", "--control"]
-    outcome = command(start)
-    assert outcome.status == 0
+    outcome = succeed(command(start))
     assert "control: linear_head, trained in the same way" in outcome.err
     lines = [line for line in outcome.out.splitlines() if line]
     assert {"capsule_head", "linear_head"} <= set(first_words(lines))

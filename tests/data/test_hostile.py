@@ -97,13 +97,6 @@ def csv_sparse(folder):
 
 
 @hostile
-def csv_of_many_lines(folder):
-    (folder / "a.png").touch()
-    (folder / "a.csv").write_text("file,label\n" + "a.png,b\n" * 20_000)
-    return folder / "a.csv"
-
-
-@hostile
 def idx_that_ends_before(folder):
     write_idx_set(folder)
     start = gzip.compress(struct.pack(">HBB3I", 0, 8, 3, 64, 1 << 10, 1 << 10), mtime=0)
@@ -160,11 +153,6 @@ def tar_gz_member(folder):
 @hostile
 def tar_gz_name(folder):
     return packed_tar(folder, tar_header(tarfile.GNUTYPE_LONGNAME))
-
-
-@hostile
-def tar_gz_many_members(folder):
-    return packed_tar(folder, tar_header(size=0) * 2000, b"")
 
 
 @pytest.mark.parametrize("name", FILES)

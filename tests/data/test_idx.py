@@ -28,19 +28,19 @@ def test_an_array_is_read_as_it_was_written(tmp_path_factory, array, packed):
     [
         (
             b"\x00\x00\x08\x01\x00\x00\x00\x02ab!",
-            r"too long, the header \[2\] asks for 2 bytes of data, got more",
+            r"its header \[2\] asks for a file of 10 bytes, got 11",
         ),
         (
             b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd",
             "wrong magic number 0x00000d01, expected 0x000008",
         ),
         (bytes([0, 1, 8, 1, 0, 0, 0, 2, 3, 4]), "wrong magic number 0x00010801"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x00", "says that there is nothing in it"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x00", "asks for a file of 8 bytes, got 8"),
         (
             b"\x00\x00\x08\x03\x00\x01\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00",
-            "it asks for [0-9,]+ MiB of memory, more than 32 times",
+            "truncated or damaged",
         ),
-        (b"", "truncated IDX file, it ends within the header"),
+        (b"", "truncated or no IDX file"),
     ],
 )
 def test_damaged_files_name_their_path(tmp_path, data, message):

@@ -23,16 +23,6 @@ RANDOM = np.random.RandomState(0)
 SETS = RANDOM.normal(size=(10, 6, 2)) * 7 + 100
 
 
-def write_csv(path, sets, columns="xy", split=None):
-    lines = ["shape," + ",".join(columns) + (",split" if split else "")]
-    for index, points in enumerate(sets.tolist()):
-        for point in points:
-            line = f"s{index}," + ",".join(map(repr, point))
-            lines.append(f"{line},{split[index]}" if split else line)
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def test_the_planes_are_always_the_same():
     train = load_dataset("planes")
     test = load_dataset("planes", "test")
@@ -50,51 +40,22 @@ def test_the_planes_are_always_the_same():
 
 
 @pytest.mark.parametrize("dim", [2, 3])
-def test_a_csv_and_an_npz_of_the_same_sets_are_the_same(tmp_path, dim):
+def test_a_file_without_splits_is_split(tmp_path, dim):
     sets = np.random.RandomState(1).normal(size=(10, 6, dim))
     np.savez(tmp_path / "sets.npz", points=sets)
-    write_csv(tmp_path / "sets.csv", sets, "xyz"[:dim])
     for split, count in (("train", 8), ("test", 2)):
         points = load_dataset(tmp_path / "sets.npz", split)
         assert points.preprocess is PointPreprocess
         assert (points.name, points.images.shape) == ("sets", (count, dim, 6, 1))
-        from_csv = load_dataset(tmp_path / "sets.csv", split)
-        torch.testing.assert_close(points.images, from_csv.images)
 
 
 def test_splits_of_a_file_are_read(tmp_path):
     np.savez(tmp_path / "two.npz", points_train=SETS[:7], points_test=SETS[7:])
-    split = ["train"] * 7 + ["test"] * 3
-    for path in (tmp_path / "two.npz", write_csv(tmp_path / "two.csv", SETS, split=split)):
-        assert len(load_dataset(path)) == 7
-        torch.testing.assert_close(
-            load_dataset(path, "test").images, standardized_points("x", SETS[7:])
-        )
+    assert len(load_dataset(tmp_path / "two.npz")) == 7
+    test = load_dataset(tmp_path / "two.npz", "test")
+    torch.testing.assert_close(test.images, standardized_points("x", SETS[7:]))
     np.savez(tmp_path / "one.npz", points_train=SETS[:7])
-    assert_refused("no points of the 'test' split among points_train", tmp_path / "one.npz", "test")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "shape,x,y\na,0,0\na,1,1\nb,0,0\n",
-            r"sets of points differ in size, .* \{2: 'a', 1: 'b'\}",
-        ),
-        ("shape,x\na,0\n", "no column 'y'; expected shape,x,y, optionally z,split, got shape,x"),
-        ("shape,x,y\na,0,0\na,1,one\n", "line 3: expected a number for each coordinate"),
-        ("shape,x,y\na,2,2\na,2,2\nb,0,1\nb,1,1\n", "the points of set 0 all lie in one place"),
-        (
-            "shape,x,y,split\na,0,0,dev\n",
-            "line 2: expected split 'train', 'val' or 'test', got 'dev'",
-        ),
-        ("shape,x,y\na,0,0\na,1,1\n", "no class has two images"),
-    ],
-)
-def test_an_unsuitable_csv_gets_one_sentence(tmp_path, text, message):
-    path = tmp_path / "bad.csv"
-    path.write_text(text)
-    assert_refused(f"{path}.*{message}", path)
+    assert_refused("expected the arrays .* got points_train", tmp_path / "one.npz", "test")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +63,11 @@ def test_an_unsuitable_csv_gets_one_sentence(tmp_path, text, message):
     [
         (SETS[:, :1], r"got \[n=10, points=1, coordinates=2\]"),
         (np.where(SETS > 115, np.inf, SETS), "holds NaN or infinite coordinates"),
+        (
+            np.array([[[2, 2], [2, 2]], [[0, 1], [1, 1]]]),
+            "the points of set 0 all lie in one place",
+        ),
+        (SETS[:1], "no class has two images"),
         (np.full((4, 3, 2), "a"), "expected coordinates that are numbers, got <U1"),
         (
             np.array([SETS[0], SETS[1, :2]], dtype=object),
@@ -112,15 +78,6 @@ def test_an_unsuitable_csv_gets_one_sentence(tmp_path, text, message):
 def test_an_unsuitable_npz_gets_one_sentence(tmp_path, points, message):
     np.savez(tmp_path / "bad.npz", points=points)
     assert_refused(message, tmp_path / "bad.npz")
-
-
-def test_damaged_files_are_refused_by_name(tmp_path):
-    np.savez(tmp_path / "cut.npz", points=SETS)
-    contents = (tmp_path / "cut.npz").read_bytes()
-    (tmp_path / "cut.npz").write_bytes(contents[:-40])
-    (tmp_path / "bytes.csv").write_bytes(b"shape,x,y\n\xff\xfe")
-    for name in ("cut.npz", "bytes.csv"):
-        assert_refused(name, tmp_path / name)
 
 
 def test_the_scale_of_numbers_does_not_matter():
@@ -158,11 +115,10 @@ def test_preprocessing_of_points_is_stored_as_json():
 def test_prediction_takes_files_and_arrays(tmp_path):
     preprocess = PointPreprocess((6, 1), 2)
     np.savez(tmp_path / "one.npz", points=SETS[0])
-    (tmp_path / "one.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in SETS[0].tolist()))
     expected = standardized_points("x", SETS[:1])[0]
     (tmp_path / "photo.png").write_bytes(b"")
     files = [element.source for element in list_inputs(tmp_path, preprocess)]
-    assert [Path(file).name for file in files] == ["one.csv", "one.npz"]
+    assert [Path(file).name for file in files] == ["one.npz"]
     for points in (*files, SETS[0], torch.from_numpy(SETS[0])):
         torch.testing.assert_close(preprocess(points), expected)
 
@@ -173,7 +129,7 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
     np.savez(tmp_path / "other.npz", images=SETS)
     for points, message in (
         (tmp_path / "many.npz", "expected one set of points, got 10; evaluate takes many"),
-        (tmp_path / "other.npz", "expected the array points, got none"),
+        (tmp_path / "other.npz", r"expected \[n, points, coordinates\]"),
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
     ):

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from torchcaps.data import few_labels, stratified_split
-from torchcaps.data.splits import default_split, group_strata
+from torchcaps.data import ReadRequest, few_labels, stratified_split
+from torchcaps.data.entries import in_split
+from torchcaps.data.splits import group_strata
 from torchcaps.errors import DataError
 
 RANDOM_LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)
@@ -94,5 +95,5 @@ def test_a_group_of_several_classes_counts_for_its_rarest_one():
     strata = group_strata(labels, groups)
     assert strata.tolist() == [1] * 10 + [0] * 90
     for split in ("train", "test"):
-        chosen = default_split("set", labels, split, groups)
+        chosen = in_split("set", labels, ReadRequest(split), groups=groups)
         assert labels[chosen].sum() == 1  # the rare class is on both sides

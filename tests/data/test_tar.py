@@ -46,7 +46,7 @@ def test_hidden_files_are_skipped_and_images_resized(tmp_path):
 def test_an_archive_without_class_folders_is_refused(tmp_path):
     picture().save(tmp_path / "0.png")
     path = pack(tmp_path / "0.png", tmp_path / "a.tar", "0.png")
-    assert_refused(r"a\.tar: expected images as <class>/<image>", path)
+    assert_refused(r"a\.tar: no class folders with images", path)
 
 
 @pytest.mark.parametrize("folder", ["", "cifar10-jpg", "cifar10/cifar10-jpg"])

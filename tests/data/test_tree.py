@@ -1,14 +1,12 @@
 """Label trees: from the names of classes, from nested folders, from the columns of a CSV."""
 
 import pytest
-import torch
 
 from torchcaps.data import label_tree, load_dataset
 
 from .makers import SHARED, assert_refused, needs_shared, picture, write_folder
 
 PATHS = ("animals/cats/lynx", "animals/dogs/wolf", "things/cups/mug")
-LEAVES = (("animals", "lynx"), ("animals", "wolf"), ("things", "mug"))
 
 
 def test_names_of_classes_are_a_tree():
@@ -45,88 +43,20 @@ def test_folders_of_several_depths_are_refused(tmp_path):
     assert_refused(f"{root}: expected every image at one depth, got {places}$", root)
 
 
-def test_folders_of_one_name_under_two_parents_are_refused(tmp_path):
-    root = write_folder(tmp_path / "own", ("cats/other", "dogs/other", "dogs/wolf"))
-    assert_refused(
-        f"{root}: label 'other' has two parents, 'cats' and 'dogs'; a label needs one", root
-    )
-
-
-def write_table(tmp_path, head, rows):
-    picture().save(tmp_path / "0.png")
-    (tmp_path / "own.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
-    return tmp_path / "own.csv"
-
-
-def test_columns_of_a_csv_are_levels(tmp_path):
-    rows = []
-    for coarse, fine in LEAVES:
-        for split in ("train", "train", "test"):
-            rows.append(f"0.png,{coarse}, {fine},{split}")
-    path = write_table(tmp_path, "image,coarse,fine,split", rows)
-    train = load_dataset(path)
-    assert train.classes == ("animals/lynx", "animals/wolf", "things/mug")
-    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert load_dataset(path, "test").labels.tolist() == [0, 1, 2]
-
-
-def test_a_tree_with_a_group_column_keeps_groups_together(tmp_path):
-    """Three animals a leaf, six pictures of each; neither option switches the other off."""
-    rows = []
+def test_labels_of_a_csv_that_are_paths_are_a_tree(tmp_path):
+    """Three animals a leaf, six pictures of each, which stay on one side of every split."""
+    rows = ["file,label,who"]
     for number in range(54):
-        coarse, fine = LEAVES[number // 18]
         picture(seed=number).save(tmp_path / f"{number}.png")
-        rows.append(f"{number}.png,{coarse},{fine},animal {number // 6}")
-    (tmp_path / "own.csv").write_text("\n".join(["image,coarse,fine,who", *rows]))
+        rows.append(f"{number}.png,{PATHS[number // 18]},animal {number // 6}")
+    (tmp_path / "own.csv").write_text("\n".join(rows))
     train = load_dataset(tmp_path / "own.csv", group_column="who")
     test = load_dataset(tmp_path / "own.csv", "test", group_column="who")
-    assert label_tree(train.classes).sizes == (2, 3)
-    assert torch.equal(train.targets["who"], train.groups)
+    assert label_tree(train.classes).sizes == (2, 3, 3)
     inner, val = train.train_val_split(0.5)
     parts = [set(part.groups.tolist()) for part in (inner, val, test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 9
-    assert test.classes == val.classes == train.classes
-
-
-def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
-    path = write_table(tmp_path, "file,label", ["0.png,T-shirt/top", "0.png,Trouser"] * 2)
-    assert load_dataset(path).classes == ("T-shirt/top", "Trouser")
-
-
-@pytest.mark.parametrize(
-    ("head", "rows", "message"),
-    [
-        (
-            "image,coarse,fine",
-            ["0.png,a,x", "0.png,,y"],
-            " line 3: label 'y' has no parent; 'coarse' is empty",
-        ),
-        ("image,a,b,c", ["0.png,k,m,x", "0.png,l,m,y"], ": label 'm' has two parents, 'k' and 'l'"),
-        (
-            "image,coarse,fine",
-            ["0.png,a,"],
-            " line 2: expected a file and a label, got '0.png' and ''",
-        ),
-        (
-            "image,coarse,fine",
-            ["0.png,a,x/y"],
-            r" line 2: expected labels without '/', which separates the levels",
-        ),
-        (
-            "image,fine",
-            ["0.png,x"],
-            ": no column 'of labels'; expected image,coarse,fine or",
-        ),
-        (
-            "file,coarse,fine",
-            ["0.png,a,x"],
-            ": no column 'image'; expected image,coarse,fine or .* and optionally split",
-        ),
-    ],
-)
-def test_an_unsuitable_table_is_refused(tmp_path, head, rows, message):
-    path = write_table(tmp_path, head, rows)
-    assert_refused(f"^{path}{message}", path)
+    assert test.classes == val.classes == train.classes == PATHS
 
 
 @needs_shared("fashion-mnist")

@@ -11,7 +11,7 @@ import pytest
 
 from torchcaps.cli.main import main
 from torchcaps.reporting import api
-from torchcaps.training import threads
+from torchcaps.training import device
 from training.makers import contents, count_rows, leftovers
 
 from .commands import SMALL, flatten, start_command, wait_for
@@ -30,7 +30,7 @@ def run_here(words):
     """Train in this process, without plots."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(api, "can_plot", lambda: False)
-        monkeypatch.setattr(threads, "_default", 1)  # as in a new process
+        monkeypatch.setattr(device, "_default", 1)  # as in a new process
         assert main([*flatten(words), "--no-keep-memory", "--threads", "1"]) == 0
 
 

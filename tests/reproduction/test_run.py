@@ -14,8 +14,8 @@ from torchcaps.reproduction import (
     viewpoint_lines,
     write_table,
 )
-from torchcaps.reproduction.result import RESULT_FILE
 from torchcaps.reproduction.run import slug
+from torchcaps.reproduction.table import RESULT_FILE
 from torchcaps.training import Interrupted, Run, load
 from training.makers import stop_after
 

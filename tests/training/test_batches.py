@@ -11,9 +11,8 @@ import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.inputs import to_batch
-from torchcaps.training.sampling import epoch_permutation
+from torchcaps.training.sampling import DatasetBatches, epoch_permutation
 
 
 @pytest.fixture
@@ -69,14 +68,6 @@ class Counted(nn.Module):
 
 def pixels(count=24):
     return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-
-
-def test_batches_of_a_loader_are_accumulated():
-    """18 images by 2 are 9 batches; 4 of them are a step, the last step has one."""
-    loader = DataLoader(TensorDataset(pixels(), torch.arange(24) % 3), batch_size=2)
-    _, [epoch] = tc.fit(Counted(), loader, epochs=1, holdout=0.25, accumulate=4, verbose=False)
-    assert epoch["step"] == 3
-    assert epoch["images"] == 18
 
 
 def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import torch
 
 import torchcaps as tc
 from data.makers import picture
-from torchcaps.data import entries, files, load_dataset
+from torchcaps.data import entries, files
 from torchcaps.errors import DataError, RunError
 from torchcaps.training import Interrupted, TrainConfig, train
 
-from .makers import TINY, Watch, contents, stop_after, tiny
+from .makers import Watch, contents, stop_after, tiny
 
 
 @pytest.fixture(scope="module")
@@ -109,23 +108,3 @@ def test_evaluation_decodes_a_batch_at_a_time(folder, tmp_path, monkeypatch):
     assert evaluation.predictions.tolist() == expected_evaluation.predictions.tolist()
     assert evaluation.loss == pytest.approx(expected_evaluation.loss, rel=1e-5)
     assert sizes == [3, 3, 2]
-
-
-@pytest.mark.slow
-def test_a_report_is_made_of_images_on_disk(folder, tmp_path, monkeypatch):
-    run = train(config_of(folder, epochs=1), tmp_path / "run")
-    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", 1)
-    assert "8 test images" in tc.report(run).read_text()
-
-
-def test_fit_takes_images_on_disk(folder):
-    settings = {"epochs": 1, "batch_size": 9}
-    histories = []
-    for storage in ("memory", "disk"):
-        torch.manual_seed(0)
-        model = tc.create_model("capsnet", num_classes=2, in_chans=3, img_size=18, **TINY)
-        images = load_dataset(folder, img_size=18, storage=storage, workers=0)
-        histories.append(tc.fit(model, images, **settings).history)
-    for history in histories:
-        history[0].pop("images_per_second")
-    assert histories[0] == histories[1]

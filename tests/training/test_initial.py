@@ -10,7 +10,6 @@ import torch
 
 import torchcaps as tc
 from torchcaps.errors import ArgumentError, RunError
-from torchcaps.tasks import Classify
 from torchcaps.training import Interrupted, TrainConfig, load, train
 
 from .makers import Watch, contents, stop_after, tiny, write_bars
@@ -60,17 +59,6 @@ def test_a_run_resumes_without_the_weights_that_it_began_with(source, five, tmp_
     with pytest.raises(RunError, match="source: no such run folder or model file"):
         train(config, tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_second_start_begins_with_the_same_weights_and_the_note_stays(
-    source, five, tmp_path, monkeypatch
-):
-    outcomes = iter(["", "all is dead"])
-    monkeypatch.setattr(Classify, "detect_collapse", lambda task, losses: next(outcomes))
-    run = train(tiny(five, init=str(source), lr=1e-12), tmp_path / "run")
-    assert [note[:5] for note in run.notes] == ["init:", "all i"]
-    conv = load(source).conv.weight
-    torch.testing.assert_close(load(run.path).conv.weight, conv, rtol=0, atol=1e-9)
 
 
 def test_equal_numbers_of_other_classes_are_other_classes(source, bars, tmp_path):

@@ -200,16 +200,6 @@ def test_rows_of_steps_come_at_intervals(bars, tmp_path, monkeypatch):
     assert row.keys() == later_row.keys() == keys
 
 
-def test_color_images_that_are_not_square_train(tmp_path):
-    random = np.random.default_rng(0)
-    images = random.random((20, 3, 24, 18), dtype=np.float32)
-    np.savez(tmp_path / "color.npz", images=images, labels=np.arange(20) % 2)
-    augmentations = {"flip": True, "degrees": 5.0, "zoom": 0.1}
-    config = tiny(tmp_path / "color.npz", epochs=1, holdout=0.2, **augmentations)
-    run = train(config, tmp_path / "run")
-    assert load(run.path).preprocess.to_dict() == {"img_size": [24, 18], "in_chans": 3}
-
-
 def test_bf16_trains_weights_of_full_precision(bars, tmp_path):
     run = train(tiny(bars, precision="bf16"), tmp_path / "bf16")
     assert np.isfinite(column(run.rows, "val_loss")).all()

@@ -10,8 +10,8 @@ from torchcaps.distributed import Ranks
 from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.loop import Trainer
+from torchcaps.training.sampling import DatasetBatches
 
 from .makers import TINY
 

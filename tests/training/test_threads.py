@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.__config__ import parallel_info
 
-from torchcaps.training import Interrupted, Run, fit, threads, train
+from torchcaps.training import Interrupted, Run, device, train
 
 from .makers import Watch, contents, stop_after, tiny
 
@@ -58,8 +58,8 @@ def test_dropout_continues_where_a_training_stopped(bars, tmp_path):
 @pytest.fixture
 def several(monkeypatch):
     """Two threads of torch's choice, all of which take 25 times as long as one."""
-    monkeypatch.setattr(threads, "_default", 2)
-    monkeypatch.setattr(threads, "measure_slowdown", lambda: 25.0)
+    monkeypatch.setattr(device, "_default", 2)
+    monkeypatch.setattr(device, "measure_slowdown", lambda: 25.0)
     words = re.sub("OMP_NUM_THREADS : .*", "OMP_NUM_THREADS : [not set]", parallel_info())
     assert "OMP_NUM_THREADS" in words  # as torch writes it
     monkeypatch.setattr(torch.__config__, "parallel_info", lambda: words)
@@ -69,45 +69,45 @@ def several(monkeypatch):
 
 
 def test_one_thread_is_taken_where_all_are_far_slower(several, monkeypatch):
-    with threads.training_threads(CPU) as sentence:
+    with device.training_threads(CPU) as sentence:
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     assert sentence.startswith("one thread in place of 2: ")
     assert "25 times as long" in sentence
-    monkeypatch.setattr(threads, "measure_slowdown", lambda: 2.5)
-    with threads.training_threads(CPU) as sentence:
+    monkeypatch.setattr(device, "measure_slowdown", lambda: 2.5)
+    with device.training_threads(CPU) as sentence:
         assert (torch.get_num_threads(), sentence) == (2, "")
-    with threads.training_threads(torch.device("cuda")) as sentence:
+    with device.training_threads(torch.device("cuda")) as sentence:
         assert (torch.get_num_threads(), sentence) == (2, "")
 
 
 @pytest.mark.parametrize("way", ["flag", "torch", "variable"])
 def test_a_number_of_threads_that_was_set_stays(several, monkeypatch, way):
     if way == "flag":
-        threads.set_threads("--threads", 2)
+        device.set_threads("--threads", 2)
     elif way == "torch":
         torch.set_num_threads(3)
     else:
         monkeypatch.setattr(torch.__config__, "parallel_info", lambda: "OMP_NUM_THREADS : 2")
     count = torch.get_num_threads()
-    with threads.training_threads(CPU) as sentence:
+    with device.training_threads(CPU) as sentence:
         assert (torch.get_num_threads(), sentence) == (count, "")
 
 
 def test_interruptions_do_not_count_as_slow_threads(monkeypatch):
     rounds = iter([[2.0, 900.0, 2.0, 2.0, 900.0], [4.0, 4.0, 0.1, 4.0, 4.0]] * 3)
-    monkeypatch.setattr(threads, "repeat", lambda *_, **__: next(rounds))
-    assert threads.measure_slowdown() == 0.5
+    monkeypatch.setattr(device, "repeat", lambda *_, **__: next(rounds))
+    assert device.measure_slowdown() == 0.5
 
 
 def test_the_slowest_of_three_moments_counts(monkeypatch):
     rounds = iter([[1.0], [2.0], [50.0], [2.0], [3.0], [2.0]])
-    monkeypatch.setattr(threads, "repeat", lambda *_, **__: next(rounds))
-    assert threads.measure_slowdown() == 25.0
+    monkeypatch.setattr(device, "repeat", lambda *_, **__: next(rounds))
+    assert device.measure_slowdown() == 25.0
 
 
 def test_the_measurement_leaves_the_number_of_threads():
-    assert threads.measure_slowdown() > 0.1
+    assert device.measure_slowdown() > 0.1
     assert torch.get_num_threads() == 1
 
 
@@ -117,17 +117,9 @@ def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path
         train(tiny(bars), tmp_path, callbacks=[stop_after(2), watch])
     assert any("one thread in place of 2" in text for text in watch.messages)
     assert Run(tmp_path).environment["threads"] == 1
-    monkeypatch.setattr(threads, "measure_slowdown", lambda: 0.5)
+    monkeypatch.setattr(device, "measure_slowdown", lambda: 0.5)
     counts = []
     watch = Watch(lambda *_: counts.append(torch.get_num_threads()))
     train(tiny(bars), tmp_path, resume=True, callbacks=[watch])
     assert set(counts) == {1}
-    assert torch.get_num_threads() == 2
-
-
-def test_fit_says_which_threads_it_takes(several):
-    watch = Watch()
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-    fit(model, torch.rand(8, 1, 8, 8), torch.arange(8) % 2, callbacks=[watch], epochs=1)
-    assert any(text.endswith("25 times as long") for text in watch.messages)
     assert torch.get_num_threads() == 2

@@ -10,7 +10,7 @@ import torchcaps as tc
 from checks import assert_equal, column
 from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError
-from torchcaps.training import Run, TrainConfig, fit, train
+from torchcaps.training import TrainConfig, fit, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer, register_optimizer
 from torchcaps.training.schedules import set_learning_rate
 
@@ -310,16 +310,3 @@ def test_patience_counts_anew_where_a_training_is_extended(bars, tmp_path, monke
     train(TrainConfig(), run.path, resume=True, epochs=6)
     assert column(run.epochs, "epoch") == [1, 2, 3, 4]
     assert (run.best_epoch, run.is_finished) == (1, True)
-
-
-def test_a_resumed_training_goes_on_counting(bars, tmp_path, monkeypatch):
-    config = tiny(bars, epochs=9, patience=2)
-    give_scores(monkeypatch, [0.5, 0.4, 0.3])
-    with pytest.raises(tc.training.Interrupted):
-        train(config, tmp_path / "run", callbacks=[stop_after(8)])
-    run = Run(tmp_path / "run")
-    assert not run.is_finished
-    train(TrainConfig(), run.path, resume=True)
-    assert (len(run.epochs), run.is_finished) == (3, True)
-    train(TrainConfig(), run.path, resume=True)
-    assert len(run.epochs) == 3

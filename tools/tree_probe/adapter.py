@@ -253,11 +253,16 @@ def comparable_trainings() -> Iterator[None]:
         if hasattr(fitting, "check_cost"):
             stack.callback(setattr, fitting, "check_cost", fitting.check_cost)
             fitting.check_cost = lambda *_args, **_kwargs: ""
-        batches = import_module("torchcaps.training.batches")
-        seed_of = import_module("torchcaps.training.sampling").step_seed
+        sampling = import_module("torchcaps.training.sampling")
+        batches = sampling
+        if not hasattr(sampling, "DatasetBatches"):
+            batches = import_module("torchcaps.training.batches")
+        seed_of = sampling.step_seed
         if hasattr(batches, "step_seed"):
 
-            def own_seed(config: Any, step: int, _stream: str = "") -> int:
+            def own_seed(config: Any, step: int, stream: str = "0") -> int:
+                if stream != sampling.ITEMS:
+                    return seed_of(config, step, stream)
                 return seed_of(config, step) + 1
 
             stack.callback(setattr, batches, "step_seed", batches.step_seed)

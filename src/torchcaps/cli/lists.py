@@ -1,15 +1,17 @@
-"""torchcaps models, torchcaps recipes and torchcaps doctor: what there is."""
+"""What there is, and what others have published: models, recipes, doctor, data, import."""
 
 import math
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torchcaps as tc
-from torchcaps.cli.console import show
-from torchcaps.cli.flags import Json
+from torchcaps.cli.console import UsageError, note, show
+from torchcaps.cli.parser import Json
+from torchcaps.progress import progress_bar
 
 
-def models(pattern: str = "*", json: Json = False) -> int:
+def models(*, pattern: str = "*", json: Json = False) -> int:
     """List the models, with their papers; `--json` adds their published figures.
 
     Example: torchcaps models --pattern "caps*"
@@ -27,7 +29,7 @@ def models(pattern: str = "*", json: Json = False) -> int:
     return 0
 
 
-def recipes(json: Json = False) -> int:
+def recipes(*, json: Json = False) -> int:
     """List the recipes, each a published experiment that one command runs.
 
     Example: torchcaps recipes
@@ -43,7 +45,7 @@ def recipes(json: Json = False) -> int:
     return 0
 
 
-def doctor(kernels: bool = False, json: Json = False) -> int:
+def doctor(*, kernels: bool = False, json: Json = False) -> int:
     """Report versions, device, threads, precision, and the kernels that run on this machine.
 
     Example: torchcaps doctor
@@ -84,3 +86,85 @@ def _check_kernels(device: Any, json: bool) -> int:
         rows.append((*names, f"{error:.1e}", f"{limit:.1e}", tensor, passed))
     show(json, document, rows)
     return int(not all(row["passed"] for row in document))
+
+
+def data(
+    action: Literal["list", "fetch", "verify"],
+    name: str | None = None,
+    *,
+    root: Path | None = None,
+    json: Json = False,
+) -> int:
+    """List the named data sets, download one, or compare one with its published checksums.
+
+    Example: torchcaps data fetch mnist && torchcaps data verify mnist
+
+    Args:
+        action: list, fetch (the only command that ever downloads), or verify.
+        name: The data set, for fetch and verify.
+        root: Folder to look in first (verify), or to download to (fetch); by default the cache,
+            ~/.cache/torchcaps.
+    """
+    if action == "list":
+        return _list_datasets(json)
+    if name is None:
+        raise UsageError(
+            f"name: expected the data set to {action}, got nothing; see `torchcaps data list`"
+        )
+    if action == "fetch":
+        return _fetch(name, root)
+    return _verify(name, root, json)
+
+
+def _list_datasets(json: bool) -> int:
+    """Print the named data sets."""
+    keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
+    document = []
+    rows = [("data set", "image", "images", "classes", "title")]
+    for name in tc.data.list_datasets():
+        info = tc.data.dataset_info(name)
+        shape = "×".join(map(str, info.image_shape))
+        counts = (f"{info.train + info.test:,}", str(len(info.classes)))
+        rows.append((name, shape, *counts, info.title))
+        document.append({key: getattr(info, key) for key in keys})
+    show(json, document, rows)
+    return 0
+
+
+def _fetch(name: str, root: Path | None) -> int:
+    """Download a data set, and print its folder."""
+    with progress_bar(f"fetching {name}") as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(file: str, num_bytes: int, total: int | None) -> None:
+            bar.update(task, description=file, completed=num_bytes, total=total)
+
+        folder = tc.data.fetch_dataset(name, root, progress)
+    print(folder)
+    return 0
+
+
+def _verify(name: str, root: Path | None, json: bool) -> int:
+    """Print which files of a data set are as published; status 1 for a damaged one."""
+    checks = tc.data.verify_dataset(name, root)
+    rows = [("file", "state", "why")]
+    for check in checks:
+        rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
+    show(json, [check._asdict() for check in checks], rows)
+    return int(not all(check.ok for check in checks))
+
+
+def import_weights(file: Path, *, output: Path | None = None) -> int:
+    """Write a model file from published weights of CapsNet or Efficient-CapsNet.
+
+    Example: torchcaps import caps.h5 && torchcaps predict caps.safetensors photo.png
+
+    Args:
+        file: Keras' .h5 (it needs h5py), or a state_dict that PyTorch has saved. No code in it is
+            run.
+        output: The model file; by default the file's name with the ending .safetensors.
+    """
+    path, source = tc.training.import_weights(file, output)
+    note(f"the weights are of {source}")
+    print(path)
+    return 0

@@ -13,15 +13,16 @@ from contextlib import (
 )
 
 import torchcaps as tc
-from torchcaps.cli import data, evaluate, lists, pictures, predict, report, reproduce, train
+from torchcaps.cli import lists, pictures, predict, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.parser import find_values, hinted, parse
 from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 
-# A function's signature is its flags, beside `--import` and `--threads`; its docstring is its help.
+# A function's keyword-only parameters are its flags, beside `--import` and `--threads`; its
+# docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
-    "evaluate": evaluate.evaluate,
+    "evaluate": report.evaluate,
     "predict": predict.predict,
     "reconstruct": pictures.reconstruct,
     "perturb": pictures.perturb,
@@ -29,10 +30,10 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "diagnose": report.diagnose,
     "report": report.report,
     "explore": pictures.explore,
-    "import": data.import_weights,
+    "import": lists.import_weights,
     "models": lists.models,
     "recipes": lists.recipes,
-    "data": data.data,
+    "data": lists.data,
     "reproduce": reproduce.run_experiment,
     "doctor": lists.doctor,
 }
@@ -88,7 +89,7 @@ def run_command(
             return 0
         with sigterm_as_exit(), context:
             command = parse(COMMANDS, arguments, DESCRIPTION)
-            with hinted(*command.args, *command.keywords.values()):
+            with hinted(command.keywords.values()):
                 status = command()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torchcaps as tc
 from torchcaps import plugins
-from torchcaps.cli.console import LINE_WIDTH, UsageError, note
-from torchcaps.cli.flags import (
-    SHARED,
-    Argument,
-    Flag,
-    format_type,
-    kinds_of,
-    parse_value,
-    use_threads,
-)
-from torchcaps.cli.settings import Settings, list_settings
-from torchcaps.errors import TorchcapsError, UnknownNameError, check_known, one_line
+from torchcaps.cli.console import LINE_WIDTH, UsageError, note, usage
+from torchcaps.errors import TorchcapsError, UnknownNameError, check_known, check_range, one_line
 
 Command = Callable[..., int]
 HELP = ("-h", "--help")
@@ -44,6 +46,194 @@ SYNONYMS = {
 }
 WITHOUT_THREADS = ("models", "recipes", "data", "import", "doctor")  # commands that compute nothing
 HELP_COLUMN = 28  # of the descriptions of flags
+
+
+class Flag(NamedTuple):
+    """An argument of a command line; a command annotates what its signature does not say.
+
+    Attributes:
+        help: what it is; by default what the docstring of the command says.
+        metavar: its value in the help.
+        name: of the flag.
+        is_rare: it is in the whole help alone.
+        is_list: it takes one value or more at once, where otherwise it is given several times.
+        has_negation: of a switch, whether `--no-NAME` is a flag too, although it is off by default.
+        kind: type of the value; of a `Sequence`, each value is a word.
+        default: where the command line does not name it; `Parameter.empty` for none.
+        is_positional: it is no flag.
+    """
+
+    help: str = ""
+    metavar: str = ""
+    name: str = ""
+    is_rare: bool = False
+    is_list: bool = False
+    has_negation: bool = False
+    kind: Any = str
+    default: Any = None
+    is_positional: bool = False
+
+
+RARE = Flag(is_rare=True)
+Run = Annotated[Path, Flag("A run folder, or a model.safetensors file.")]
+RunOrOurs = Annotated[
+    Path | None,
+    Flag(
+        "A run folder, or a model.safetensors file; by default a network that comes with the "
+        "package."
+    ),
+]
+Data = Annotated[str | None, Flag("Data set, by name or path; by default the run's own.")]
+Root = Annotated[str | None, Flag("Folder that is searched first for a named data set.")]
+Device = Annotated[str, Flag("auto, cpu, cuda, ...")]
+Json = Annotated[bool, Flag("Print JSON instead of text.")]
+Settings = Mapping[str, Any]  # the settings that a command line names
+# Arguments of all commands, where they have none of this name.
+SHARED = {
+    "threads": Flag("Processor threads; by default torch's choice.", kind=int),
+    "modules": Flag(
+        "Module or .py file to import first, which registers things of your own; may be given "
+        "several times.",
+        "MODULE",
+        "import",
+        is_rare=True,
+        kind=Sequence[str],
+        default=(),
+    ),
+}
+WITHOUT_FLAG = ("model", "model_options", "extended_at")  # settings
+# Settings in the short help, `--help`; `--help-all` has all of them.
+COMMON = frozenset(
+    {
+        "data",
+        "img_size",
+        "skip_damaged",
+        "init",
+        "backbone",
+        "lr",
+        "epochs",
+        "batch_size",
+        "device",
+        "seed",
+    }
+)
+
+
+def list_settings(is_short: bool) -> dict[str, Flag]:
+    """The settings that a command line may change, by name.
+
+    Args:
+        is_short: describe each by its first clause.
+    """
+    from torchcaps.data.augment import ordered_augmentations
+    from torchcaps.settings import known_settings
+
+    augmentations = ordered_augmentations()
+    switches = {name for augmentation in augmentations for name in augmentation.switches}
+    flags = {}
+    for name, setting in known_settings().items():
+        if name in WITHOUT_FLAG:
+            continue
+        about = setting.about
+        if is_short:
+            about = about.partition(";")[0]
+        elif name in switches and setting.type is not bool:
+            about += "; 0 is off"
+        if not re.match(r"\w+[:,]", about):  # a value comes first
+            about = about[0].upper() + about[1:]
+        flags[name] = Flag(
+            about.removesuffix(".") + ".",
+            is_rare=name not in COMMON,
+            has_negation=True,
+            kind=setting.type,
+            default=setting.default,
+        )
+    return flags
+
+
+def forms_of(hint: Any) -> dict[str, Callable[[str], Any]]:
+    """What a word for a value of a type may look like, and the function that reads it.
+
+    The forms are those of the help: `INT`, `INTxINT`, `auto|fp32` for words. A function raises
+    ValueError for a word of another form.
+    """
+    forms = {}
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if kind is not NoneType:
+            text, read = _form_of(kind)
+            forms[text] = read
+    return forms
+
+
+def _name_of(kind: type) -> str:
+    return kind.__name__.upper()
+
+
+def _form_of(kind: Any) -> tuple[str, Callable[[str], Any]]:
+    """The form of one type."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return "|".join(parts), lambda word: parts[parts.index(word)]
+    if get_origin(kind) is dict:
+        return "NAME=VALUE,...", lambda word: parse_options(word.split(","))
+    if not parts:
+        return _name_of(kind), kind
+    if Ellipsis in parts:
+        part = parts[0]
+        return f"{_name_of(part)},...", lambda word: tuple(map(part, word.split(",")))
+
+    def read_sides(word: str) -> tuple[Any, ...]:
+        return tuple(part(side) for part, side in zip(parts, word.split("x"), strict=True))
+
+    return "x".join(map(_name_of, parts)), read_sides
+
+
+def parse_value(hint: Any, word: str) -> Any:
+    """The value of a type that a word of the command line stands for.
+
+    Raises:
+        argparse.ArgumentTypeError: it stands for none. So does an empty word, which comes from a
+            variable that is not set; as a path it would be the current folder.
+    """
+    if not word:
+        raise argparse.ArgumentTypeError("expected a value, got an empty word")
+    forms = forms_of(hint)
+    for read in forms.values():
+        with suppress(ValueError):  # the next one
+            return read(word)
+    raise argparse.ArgumentTypeError(f"expected {'|'.join(forms)}, got {word!r}")
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """{"iterations": 2} from "iterations=2"; a value that is no JSON is text.
+
+    Raises:
+        UsageError: a text has no name or no value.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, word = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--option: expected name=value, got {text!r}")
+        if word in ("True", "False"):
+            word = word.lower()
+        try:
+            options[name] = json.loads(word)
+        except json.JSONDecodeError:
+            options[name] = word
+    return options
+
+
+def check_flag(flag: str, number: float, low: float, high: float | None = None) -> None:
+    """Raise UsageError unless low <= number <= high."""
+    with usage():
+        check_range(flag, number, low, high)
+
+
+def use_threads(count: int) -> None:
+    """Let torch take so many processor threads."""
+    with usage():
+        tc.training.device.set_threads("--threads", count)
 
 
 def parse(commands: Mapping[str, Command], words: Sequence[str], description: str) -> partial[int]:
@@ -83,28 +273,21 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
 
 
 def _make_call(command: Command, values: Mapping[str, Any]) -> partial[int]:
-    """The call of a command with these values of arguments, by name."""
-    values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    use_threads(values.get("threads"))
+    """The call of a command with these values of arguments, by the keys of `list_arguments`."""
+    if "threads" in values:
+        use_threads(values["threads"])
     hints = get_type_hints(command)
-    positional = []
-    flags = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        members: Any = ()
-        if hints[name] == Settings:
-            members = list_settings(is_short=True)
-        elif is_dataclass(hints[name]):
-            members = inspect.signature(hints[name]).parameters
-        if members:
-            chosen = {member: values[member] for member in members if member in values}
-            flags[name] = hints[name](**chosen) if is_dataclass(hints[name]) else chosen
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            positional.append(values.get(name, ()))
-        elif name in values:
-            flags[name] = values[name]
-    return partial(command, *positional, **flags)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        name, _, member = key.partition(".")
+        if member:
+            arguments.setdefault(name, {})[member] = value
+        elif name in hints:
+            arguments[name] = value
+    for name, members in arguments.items():
+        if is_dataclass(hints[name]):
+            arguments[name] = hints[name](**members)
+    return partial(command, **arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,14 +306,14 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
         command: its function.
         is_short: leave rare flags out of the help.
     """
-    arguments = list_arguments(command, is_short)
-    for key, argument in SHARED.items():
+    flags = list_arguments(command, is_short)
+    for key, flag in SHARED.items():
         if key != "threads" or name not in WITHOUT_THREADS:
-            arguments.setdefault(key, argument)
+            flags.setdefault(key, flag)
     paragraphs = _read_docstring(command)[0].split("\n\n")
     parser = _Parser(
         prog=f"torchcaps {name}",
-        description="\n\n".join(textwrap.fill(text, LINE_WIDTH) for text in paragraphs),
+        description="\n\n".join(map(partial(textwrap.fill, width=LINE_WIDTH), paragraphs)),
         formatter_class=partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN
         ),
@@ -139,53 +322,52 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
         add_help=False,
     )
     usage = ["%(prog)s"]
-    for key, argument in arguments.items():
-        action = _add_argument(parser, key, argument, is_short)
-        if argument.is_positional:
+    for key, flag in flags.items():
+        action = _add_argument(parser, key, flag, is_short)
+        if flag.is_positional:
             usage.append(str(action.metavar))
-    parser.usage = " ".join([*usage, "[FLAGS]"])
+    parser.usage = f"{' '.join(usage)} [FLAGS]"
     parser.add_argument(*HELP, action="help", help="Print the common flags.")
     parser.add_argument(HELP_ALL, action="help", help="Print every flag.")
     return parser
 
 
-def _add_argument(
-    parser: _Parser, name: str, argument: Argument, is_short: bool
-) -> argparse.Action:
+def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argparse.Action:
     """Add an argument of a command to its parser."""
-    kind, default, flag, is_positional = argument
-    is_several = get_origin(kind) is tuple and not flag.is_word
+    kind = flag.kind
+    name = key.rpartition(".")[2]
+    is_several = get_origin(kind) is Sequence
     if is_several:
-        kind = get_args(kind)[0]
+        [kind] = get_args(kind)
     options: dict[str, Any] = {
         "help": flag.help,
-        "metavar": flag.metavar or format_type(kind),
+        "metavar": flag.metavar
+        or (name.upper() if flag.is_positional else "|".join(forms_of(kind))),
         "type": partial(parse_value, kind),
     }
-    if is_positional:
-        options["metavar"] = flag.metavar or name.upper()
-        if is_several:
-            options["nargs"] = "*"
-        elif default is not inspect.Parameter.empty:
-            options |= {"nargs": "?", "default": default}
-        return parser.add_argument(name, **options)
+    if flag.is_positional:
+        if flag.default is not inspect.Parameter.empty:
+            options |= {"nargs": "*" if is_several else "?", "default": flag.default}
+        return parser.add_argument(key, **options)
     if is_several:
         options |= {"action": "extend", "nargs": "+"} if flag.is_list else {"action": "append"}
-    if bool in kinds_of(kind):
-        is_off = default is False and not flag.is_word
+    if bool in (kind, *get_args(kind)):
+        is_off = flag.default is False and not flag.has_negation
         action = "store_true" if is_off else argparse.BooleanOptionalAction
-        options = {"help": options["help"], "action": action}
-    elif default not in (None, "", (), {}):
-        options["help"] += f" (default: {default})"
+        options = {"help": flag.help, "action": action}
+    elif flag.default not in (None, "", (), {}):
+        options["help"] += f" (default: {flag.default})"
     options["help"] = options["help"].replace("%", "%%")
     if flag.is_rare and is_short:
         options["help"] = argparse.SUPPRESS
     option = f"--{flag.name or name}".replace("_", "-")
-    return parser.add_argument(option, dest=name, **options)
+    return parser.add_argument(option, dest=key, **options)
 
 
-def list_arguments(target: Any, is_short: bool) -> dict[str, Argument]:
-    """The arguments that a command takes, or a dataclass among its parameters, by name.
+def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:
+    """The arguments that a command takes, by name; flags are its keyword-only parameters.
+
+    Those of a dataclass among its parameters, and settings, have keys such as "results.json".
 
     Args:
         target: the function, or the class.
@@ -193,19 +375,22 @@ def list_arguments(target: Any, is_short: bool) -> dict[str, Argument]:
     """
     hints = get_type_hints(target, include_extras=True)
     about = _read_docstring(target)[1]
-    arguments: dict[str, Argument] = {}
+    flags: dict[str, Flag] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         hint = hints[name]
-        if hint == Settings:
-            arguments |= list_settings(is_short)
-        elif is_dataclass(hint):
-            arguments |= list_arguments(hint, is_short)
+        if hint == Settings or is_dataclass(hint):
+            members = list_settings if hint == Settings else partial(list_arguments, hint)
+            for member, flag in members(is_short).items():
+                flags[f"{name}.{member}"] = flag
         else:
             kind, flag = get_args(hint) if get_origin(hint) is Annotated else (hint, Flag())
-            flag = flag._replace(help=about.get(name, flag.help))
-            is_positional = parameter.kind is parameter.POSITIONAL_ONLY
-            arguments[name] = Argument(kind, parameter.default, flag, is_positional)
-    return arguments
+            flags[name] = flag._replace(
+                help=about.get(name, flag.help),
+                kind=kind,
+                default=parameter.default,
+                is_positional=parameter.kind is not parameter.KEYWORD_ONLY,
+            )
+    return flags
 
 
 def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
@@ -235,7 +420,8 @@ def _list_commands(commands: Mapping[str, Command], description: str) -> str:
         lines.append(
             textwrap.fill(f"  {name:<11} {summary}", LINE_WIDTH, subsequent_indent=" " * 14)
         )
-    return "\n".join([*lines, "", "torchcaps COMMAND --help describes a command."])
+    lines.append("\ntorchcaps COMMAND --help describes a command.")
+    return "\n".join(lines)
 
 
 def find_values(flag: str, arguments: Sequence[str]) -> list[str]:
@@ -272,7 +458,7 @@ def import_modules(arguments: Sequence[str]) -> None:
 
 
 @contextmanager
-def hinted(*arguments: Any) -> Iterator[None]:
+def hinted(arguments: Iterable[Any]) -> Iterator[None]:
     """Where a name is unknown, name the modules that a run was started with and this command not.
 
     They are never imported by themselves: a file from elsewhere must not choose what code runs
@@ -288,12 +474,10 @@ def hinted(*arguments: Any) -> Iterator[None]:
         yield
     except TorchcapsError as error:
         if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
-            flat = chain.from_iterable(
-                argument if isinstance(argument, tuple) else (argument,) for argument in arguments
-            )
-            for path in flat:
-                if isinstance(path, Path):
-                    _check_imports(path if path.is_dir() else path.parent, error)
+            for argument in arguments:
+                for path in argument if isinstance(argument, list) else [argument]:
+                    if isinstance(path, Path):
+                        _check_imports(path if path.is_dir() else path.parent, error)
         raise
 
 

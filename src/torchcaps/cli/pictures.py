@@ -1,18 +1,19 @@
 """torchcaps reconstruct, torchcaps perturb and torchcaps explore: look at what capsules encode."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torchcaps as tc
 from torchcaps.cli.console import note
-from torchcaps.cli.flags import Data, Device, Root, RunOrOurs, check_flag, use_threads
+from torchcaps.cli.parser import Data, Device, Root, RunOrOurs, check_flag, use_threads
 from torchcaps.cli.signals import sigterm_as_exit
 
 
 def reconstruct(
     run: RunOrOurs = None,
-    /,
-    images: tuple[Path, ...] = (),
+    *,
+    images: Sequence[Path] = (),
     data: Data = None,
     root: Root = None,
     per_class: int = 2,
@@ -46,8 +47,8 @@ def reconstruct(
 
 def perturb(
     run: RunOrOurs = None,
-    /,
-    images: tuple[Path, ...] = (),
+    *,
+    images: Sequence[Path] = (),
     data: Data = None,
     root: Root = None,
     span: float = 0.25,
@@ -87,7 +88,7 @@ def perturb(
 def explore(
     run: RunOrOurs = None,
     other: Path | None = None,
-    /,
+    *,
     data: str | None = None,
     root: Root = None,
     host: str = "127.0.0.1",

@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, note, print_json, print_table, usage
-from torchcaps.cli.flags import RARE, Device, Flag
-from torchcaps.cli.parser import hinted
+from torchcaps.cli.parser import RARE, Device, Flag, hinted
 
 HEADS = {"path": "image", "label": "class"}  # of the columns of predictions
 NO_INPUTS = "images: expected image files or folders after the run, got none"
@@ -21,7 +20,7 @@ Row = dict[str, Any]
 File = Annotated[Path | None, Flag(metavar="FILE")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResultFormat:
     """Where predictions go; without one of these, a table of text to stdout.
 
@@ -42,8 +41,8 @@ class ResultFormat:
 
 
 def predict(
-    paths: Annotated[tuple[str, ...], Flag(metavar="[RUN] IMAGE...")],
-    /,
+    paths: Annotated[Sequence[str], Flag(metavar="[RUN] IMAGE...")] = (),
+    *,
     results: ResultFormat = ResultFormat(),
     top_k: int | None = None,
     unknown_below: Annotated[float | Literal["auto"] | None, Flag(metavar="T|auto")] = None,
@@ -93,7 +92,7 @@ def predict(
             output=output,
             workers=workers,
         )
-    with hinted(run):
+    with hinted([run]):
         task = predictor.task
     if "classes" in task.capabilities and predictor.calibration is None:
         note(f"{run}: has no calibration.json, so there are activations, but no probabilities")
@@ -114,7 +113,7 @@ def predict(
     return 1 if num_errors else 0
 
 
-def _split_paths(paths: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+def _split_paths(paths: Sequence[str]) -> tuple[Path, Sequence[str]]:
     """The run, and the inputs; without a run, that of the package.
 
     The first path is an input by its name, or as the only one, a folder that is no run folder.

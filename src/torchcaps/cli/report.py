@@ -1,11 +1,20 @@
-"""torchcaps report, torchcaps compare and torchcaps diagnose."""
+"""torchcaps evaluate, torchcaps report, torchcaps compare and torchcaps diagnose."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, counting, print_json, show, usage
-from torchcaps.cli.flags import (
+from torchcaps.cli.console import (
+    UsageError,
+    counting,
+    note,
+    note_without_plots,
+    print_json,
+    show,
+    usage,
+)
+from torchcaps.cli.parser import (
     Data,
     Device,
     Flag,
@@ -16,9 +25,61 @@ from torchcaps.cli.flags import (
 )
 
 
+def evaluate(
+    run: Run,
+    *,
+    data: Data = None,
+    root: Root = None,
+    split: Literal["test", "train"] = "test",
+    skip_damaged: bool | None = None,
+    label_column: str | None = None,
+    label_separator: str | None = None,
+    device: Device = "auto",
+    output: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Measure a trained model on images that were not used in training, and write plots.
+
+    For a classifier: accuracy overall and per class, loss, calibration.
+
+    Example: torchcaps evaluate runs/capsnet-digits --json
+
+    Args:
+        split: Images of the test split or of the training split. Of a folder or file without
+            splits that is not the one of the training, all images are measured.
+        skip_damaged: Leave out image files that cannot be read.
+        label_column: Column of a .csv with the labels, as in the training.
+        label_separator: Text between the labels of an image in that column, as in the training.
+        output: Folder for evaluation.json and plots; by default the run folder, or, for other data
+            or another split, a folder of that name in it.
+    """
+    folder = output or tc.reporting.evaluation_folder(run, data, split)
+    flags = {
+        "skip_damaged": skip_damaged,
+        "label_column": label_column,
+        "label_separator": label_separator,
+    }
+    options = {name: setting for name, setting in flags.items() if setting is not None}
+    with counting("evaluating") as progress:
+        evaluation = tc.evaluate(
+            run,
+            data,
+            root=root,
+            split=split,
+            device=device,
+            output=folder,
+            progress=progress,
+            emit=note,
+            **options,
+        )
+    show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
+    note_without_plots()
+    return 0
+
+
 def report(
-    runs: tuple[Path, ...],
-    /,
+    runs: Sequence[Path] = (),
+    *,
     output: Path | None = None,
     root: Root = None,
     device: Device = "auto",
@@ -57,12 +118,12 @@ def report(
 
 
 def compare(
-    runs: tuple[Path, ...],
-    /,
-    others: Annotated[tuple[Path, ...], Flag(name="with", is_list=True)] = (),
+    runs: Sequence[Path] = (),
+    *,
+    others: Annotated[Sequence[Path], Flag(name="with", is_list=True)] = (),
     paired: bool = False,
     margin: str = "10%",
-    adjust: Annotated[tuple[float, ...], Flag(is_list=True)] = (),
+    adjust: Annotated[Sequence[float], Flag(is_list=True)] = (),
     root: Root = None,
     device: Device = "auto",
     json: Json = False,
@@ -123,7 +184,7 @@ def compare(
 
 def diagnose(
     run: Run,
-    /,
+    *,
     data: Data = None,
     root: Root = None,
     baseline: Path | None = None,
@@ -159,7 +220,7 @@ def diagnose(
     return 0
 
 
-def _check_different(runs: tuple[Path, ...]) -> None:
+def _check_different(runs: Sequence[Path]) -> None:
     """Raise UsageError if a run folder is named twice."""
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("runs: expected different run folders, got one of them twice")

@@ -1,5 +1,6 @@
 """torchcaps reproduce."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,11 @@ from torchcaps.cli.console import (
     print_table,
     print_wrapped,
 )
-from torchcaps.cli.flags import Json, Root, check_flag
+from torchcaps.cli.parser import Json, Root, check_flag
 from torchcaps.cli.signals import stoppable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Extent:
     """How much of the experiment is run.
 
@@ -29,12 +30,12 @@ class Extent:
 
     budget: Literal["small", "hour", "full"] = "small"
     seeds: int = 1
-    row: tuple[str, ...] = ()
+    row: Sequence[str] = ()
 
 
 def run_experiment(
     recipe: str | None = None,
-    /,
+    *,
     list: bool = False,
     table: bool = False,
     extent: Extent = Extent(),

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
 from types import FrameType
 from typing import Any
@@ -16,15 +16,13 @@ from torchcaps.cli.console import note
 STOPPING = "stopping after this step; the state will be saved"
 
 
-@contextmanager
-def sigterm_as_exit(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
+def sigterm_as_exit(end: Callable[[int], object] = sys.exit) -> AbstractContextManager[None]:
     """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays.
 
     Args:
         end: called with the exit status instead of unwinding.
     """
-    with _handling(lambda number, _: end(128 + number), signal.SIGTERM):
-        yield
+    return _handling(lambda number, _: end(128 + number), signal.SIGTERM)
 
 
 @contextmanager

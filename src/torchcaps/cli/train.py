@@ -1,30 +1,33 @@
-"""torchcaps train."""
+"""torchcaps train, and the control that a trained model is compared with."""
 
 from __future__ import annotations
 
+import json as json_text
 import shlex
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note, note_without_plots, show, usage
-from torchcaps.cli.control import FOLDER, compare_with_control, control_config, has_control
-from torchcaps.cli.flags import RARE, Flag, parse_options
-from torchcaps.cli.parser import hinted
-from torchcaps.cli.settings import Settings, format_recipe, resolve
+from torchcaps.cli.parser import RARE, Flag, Settings, hinted, parse_options
 from torchcaps.cli.signals import stoppable
+from torchcaps.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
 
+CONTROL_FOLDER = "control"  # within the run's
+
 
 def train(
     recipe_or_model: Annotated[str, Flag(metavar="NAME")],
-    /,
-    settings: Settings,
-    option: tuple[str, ...] = (),
+    *,
+    settings: Settings = MappingProxyType({}),
+    option: Sequence[str] = (),
     output: Path | None = None,
     resume: bool = False,
     threads: int | None = None,
@@ -75,7 +78,7 @@ def train(
         resume = False
     folder, resume = ranks.broadcast((folder, resume))
     if has_folds:
-        with hinted(folder / "fold-1"):
+        with hinted([folder / "fold-1"]):
             _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
         folds = tc.reproduction.CrossValidation.read(folder)
         show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
@@ -99,7 +102,7 @@ def train(
         if config.data.folds is None:  # unreadable test images are an error before the training
             tc.training.sampling.load_images(config, "test")
 
-    with hinted(folder):
+    with hinted([folder]):
         # With the other settings that are given, a run that is resumed agrees already.
         _train(config, folder, resume, partial(tc.training.train, epochs=settings.get("epochs")))
     _evaluate(config, folder, control, resume, json)
@@ -115,7 +118,7 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
     lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"
     if control or has_control(run):
-        second = tc.training.Run(folder / FOLDER)
+        second = tc.training.Run(folder / CONTROL_FOLDER)
         config = control_config(run.config)
         note(f"control: {config.model.name}, trained in the same way")
         training = partial(tc.training.train, epochs=config.training.epochs)
@@ -149,3 +152,95 @@ def _train(config: TrainConfig, folder: Path, resume: bool, training: Any) -> No
             training(config, folder, resume=resume, callbacks=callbacks)
         except tc.training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
+
+
+def resolve(recipe_or_model: str, settings: Settings, options: Mapping[str, Any]) -> TrainConfig:
+    """The recipe or model of this name, with the changes of the command line.
+
+    Args:
+        recipe_or_model: a name, or the path of a `.toml` file.
+        settings: those that the command line names.
+        options: of the model, by name.
+
+    Raises:
+        UsageError: for a setting or an option that cannot be used.
+        UnknownNameError: for a name that is neither a recipe's nor a model's.
+    """
+    try:
+        config = tc.training.resolve_recipe(recipe_or_model)
+    except UnknownNameError as error:
+        if Path(recipe_or_model).exists() or "/" in recipe_or_model:
+            raise UsageError(
+                f"{error.argument}: expected a name, got the path {recipe_or_model}; "
+                f"to train on it: --data {recipe_or_model}"
+            ) from error
+        raise
+    with usage():
+        return config.updated(**settings, model_options={**config.model.options, **options})
+
+
+def format_recipe(config: TrainConfig, title: str) -> str:
+    """A recipe that runs a configuration, the text of a `.toml` file; a comment has each origin.
+
+    Args:
+        config: of the run.
+        title: of the recipe.
+    """
+    lines = [f"title = {json_text.dumps(title)}", 'published = "none"', "", "[run]"]
+    options = []
+    for name, value in config.flat().items():
+        origin = config.origins.get(name, "default")
+        if isinstance(value, dict) and value:
+            options += ["", f"[run.{name}]  # {origin}"]
+            options += [f"{key} = {json_text.dumps(option)}" for key, option in value.items()]
+        elif value is not None and value != {}:
+            lines.append(f"{name} = {json_text.dumps(value)}  # {origin}")
+    return "\n".join(lines + options)
+
+
+def control_config(config: TrainConfig) -> TrainConfig:
+    """The configuration of the control: the same training of the same images, by its own loss.
+
+    Args:
+        config: of the run, complete.
+    """
+    info = tc.models.model_info(config.model.name)
+    options = {
+        name: option
+        for name, option in config.model.options.items()
+        if name in info.control_options
+    }
+    return config.updated(model=info.control, model_options=options, loss="auto")
+
+
+def has_control(run: tc.training.Run) -> bool:
+    """Whether a run is always compared: its model has a control, and stood on stored features."""
+    if not tc.models.model_info(run.config.model.name).control:
+        return False
+    model: Any = tc.load(run.path)
+    return bool(model.spec.features)
+
+
+def compare_with_control(
+    evaluations: Mapping[tc.training.Run, Any],
+) -> tuple[list[tuple[str, ...]], str, dict[str, Any]]:
+    """Both models side by side.
+
+    Args:
+        evaluations: that of the run in question, then that of its control.
+
+    Returns:
+        The rows of a table, the heading first; the verdict; and a document of both.
+    """
+    from torchcaps.models.notebook import parameter_count
+    from torchcaps.words import duration, percent
+
+    rows: list[tuple[str, ...]] = [("model", "accuracy", "weights of the head", "training")]
+    for run, evaluation in evaluations.items():
+        model: Any = tc.load(run.path)
+        seconds = duration(run.seconds) if run.seconds else "-"
+        count = f"{parameter_count(model.head):,}"
+        rows.append((run.config.model.name, percent(evaluation.accuracy), count, seconds))
+    comparison = tc.compare(*evaluations.values())
+    document = evaluation.to_dict() | {"run": str(run.path)}
+    return rows, comparison.verdict, document | {"comparison": comparison.to_dict()}

@@ -1,8 +1,6 @@
-"""Arrays saved by numpy: an `.npz` of images and labels, or an `.npy` of each."""
+"""Arrays saved by numpy: an `.npz` of images and labels or of points, or an `.npy` of each."""
 
-import zipfile
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +8,12 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.dataset import Dataset, check_count, check_labels, numbered
+from torchcaps.data.dataset import Dataset, check_labels, numbered
+from torchcaps.data.entries import in_split
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
-from torchcaps.data.reading import check_memory, open_file
-from torchcaps.data.splits import default_split
+from torchcaps.data.points import select_points
+from torchcaps.data.reading import open_arrays
 from torchcaps.errors import DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.
@@ -24,7 +23,6 @@ ARRAY_NAMES = (
     ("images", "labels"),
     ("x", "y"),
 )
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
@@ -54,13 +52,12 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     with open_arrays(path) as arrays:
+        if points := select_points(path, arrays, request):
+            return points
         names = _array_names(arrays, request.split)
-        has_no_splits = names in ARRAY_NAMES
-        if request.split == "val" and (names is None or has_no_splits):
-            raise MissingSplitError(f"{path}: no images and labels of the 'val' split in it")
         training_names = _array_names(arrays, "train")
         if names is None:
-            raise DataError(
+            raise MissingSplitError(
                 f"{path}: expected the arrays images and labels, or x_{request.split} and "
                 f"y_{request.split}, got {', '.join(arrays) or 'none'}"
             )
@@ -70,10 +67,10 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         training_labels = arrays[training_names[1]] if training_names else labels
         indices, classes = _index_labels(path, labels, training_labels, arrays.get("classes"))
         pixels = array_images(str(path), images)
-    if has_no_splits and request.classes is None:
-        in_split = default_split(str(path), indices, request.split)
-        pixels = pixels[in_split]
-        indices = indices[in_split]
+    if names in ARRAY_NAMES:  # of a file without splits
+        rows = in_split(str(path), indices, request)
+        pixels = pixels[rows]
+        indices = indices[rows]
     return Dataset(pixels, {"label": indices}, classes, path.stem)
 
 
@@ -94,31 +91,6 @@ def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
     return None
 
 
-@contextmanager
-def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """The arrays of an `.npz`, each read when it is asked for, or of an `.npy` and its labels."""
-    is_npz = path.suffix.lower() != ".npy"
-    problem = f"cannot be read as an {'.npz' if is_npz else '.npy'} of plain arrays"
-    with open_file(path, problem) as file:
-        if is_npz:
-            with np.load(file) as arrays:
-                members = arrays.zip.infolist()
-                # numpy writes no other method, and some grow without a bound.
-                if any(member.compress_type not in METHODS for member in members):
-                    raise ValueError("compressed by a method that is not read here")
-                check_memory(path, sum(member.file_size for member in members))
-                yield arrays
-            return
-        labels = path.with_name(f"{path.stem}_labels.npy")
-        if not labels.exists():
-            raise DataError(
-                f"{path}: expected its labels in {labels.name} beside it, which is not there"
-            )
-        images = np.load(file)
-        with open_file(labels, problem) as labels_file:
-            yield {"images": images, "labels": np.load(labels_file)}
-
-
 def _index_labels(
     path: Path,
     labels: np.ndarray,
@@ -137,15 +109,9 @@ def _index_labels(
         classes = tuple(sorted(np.unique(training_labels).tolist(), key=natural_key))
     else:
         classes = numbered(str(path), int(training_labels.max(initial=0)))
-    check_count(str(path), len(classes))
     if labels.dtype.kind == "U":
         class_index = {name: index for index, name in enumerate(classes)}
-        unknown = [name for name in labels.flat if name not in class_index]
-        if unknown:
-            raise DataError(
-                f"{path}: label {str(unknown[0])!r} is not among the classes {', '.join(classes)}"
-            )
-        labels = np.array([class_index[name] for name in labels.flat])
+        labels = np.array([class_index.get(name, -1) for name in labels.flat])
     indices = torch.from_numpy(labels.reshape(-1).astype(np.int64))
     check_labels(str(path), indices, classes)
     return indices, classes

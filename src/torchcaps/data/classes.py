@@ -65,29 +65,21 @@ def match_classes(images: Dataset, classes: tuple[str, ...]) -> Dataset:
     positions = {name: index for index, name in enumerate(classes)}
     new_indices = torch.tensor([positions.get(name, -1) for name in images.classes])
     targets = dict(images.targets)
-    for target, rows in images.targets.items():
-        if target in ("label", "mask"):
-            indices = rows.long()
-            _check_known(images, indices.unique(), classes)
-            targets[target] = new_indices.to(rows.device)[indices].to(rows.dtype)
-        elif target == "labels":
-            shown = rows.any(dim=0).nonzero().flatten()
-            _check_known(images, shown, classes)
+    for target in {"label", "labels", "mask"} & targets.keys():
+        rows = targets[target]
+        is_hot = target == "labels"
+        shown = rows.any(dim=0).nonzero().flatten() if is_hot else rows.long().unique()
+        names = [images.classes[index] for index in shown.tolist()]
+        unknown = [name for name in names if name not in positions]
+        if unknown:
+            raise unknown_classes(images.name, unknown, classes)
+        mapping = new_indices.to(rows.device)
+        if is_hot:
             targets[target] = rows.new_zeros(len(rows), len(classes))
-            targets[target][:, new_indices.to(rows.device)[shown]] = rows[:, shown]
+            targets[target][:, mapping[shown]] = rows[:, shown]
+        else:
+            targets[target] = mapping[rows.long()].to(rows.dtype)
     return replace(images, classes=classes, targets=targets)
-
-
-def _check_known(images: Dataset, indices: Tensor, classes: tuple[str, ...]) -> None:
-    """Check that the classes of a set with these indices are among those of a model.
-
-    Raises:
-        DataError: some are not; the message names them.
-    """
-    names = [images.classes[index] for index in indices.tolist()]
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        raise unknown_classes(images.name, unknown, classes)
 
 
 def unknown_classes(name: str, unknown: Sequence[str], classes: Sequence[str]) -> DataError:

@@ -7,21 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
+from torch.utils._pytree import tree_map_only
 
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.splits import first_labels, group_strata, stratified_split
-from torchcaps.data.types import Batch
-from torchcaps.errors import (
-    DataError,
-)
+from torchcaps.errors import DataError
 
 MAX_CLASSES = 10_000
+
+
+class Batch(NamedTuple):
+    """Some items of a data set.
+
+    Attributes:
+        inputs: float32; pictures in [0, 1].
+        targets: what is known of each item, by name, a row an item.
+        indices: rows of the data set.
+    """
+
+    inputs: Float[Tensor, "batch channels *space"]
+    targets: dict[str, Tensor]
+    indices: Int64[Tensor, " batch"]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The moved batch.
+        """
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)
 
 
 class Maker:
@@ -271,6 +294,32 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
     def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
         return torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
+
+
+def concatenate(parts: Sequence[Dataset]) -> Dataset:
+    """Sets with the same classes and targets as one."""
+    first = parts[0]
+    targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
+    groups = None
+    if first.groups is not None:
+        groups = torch.cat([part.groups for part in parts if part.groups is not None])
+    inputs = torch.cat([part.inputs for part in parts])
+    return replace(first, inputs=inputs, targets=targets, groups=groups)
+
+
+def main_classes(masks: Tensor, num_classes: int) -> Tensor:
+    """The class with most pixels of each mask, the background only where there is no other.
+
+    Args:
+        masks: class indices `[n, height, width]`.
+        num_classes: number of classes with the background.
+
+    Returns:
+        Class indices `[n]`.
+    """
+    counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
+    pixel_counts = torch.stack(counts, dim=1)
+    return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 
 def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:

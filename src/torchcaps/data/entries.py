@@ -7,23 +7,23 @@ A reader of folders, tables, archives or shards lists its files as `Entry`; `rea
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
-from torchcaps.data.classes import SEPARATOR, unknown_classes
+from torchcaps.data.classes import unknown_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
-from torchcaps.data.notes import damage_notes
 from torchcaps.data.reading import FLOOR, RATIO
-from torchcaps.data.splits import default_split
+from torchcaps.data.splits import TEST_FRACTION, group_strata, stratified_split
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
+NAMED_DAMAGED = 20  # damaged files that an error or a note names
 GROUP = "object"  # the target of groups that have no name of their own
 # Of images that are kept in memory by default; at most a quarter of what the machine has, too.
 MAX_DECODED_BYTES = 1 << 30
@@ -96,23 +96,24 @@ def find_group(pattern: str | None, path: str) -> str | None:
 
 def in_split(
     name: str,
-    splits: Sequence[str | None],
     labels: Tensor,
     request: ReadRequest,
+    splits: Sequence[str | None] = (),
     groups: Tensor | None = None,
 ) -> list[int]:
-    """Indices of the images in a split: as stated, or by `default_split` where none is stated.
+    """Indices of the images in a split: as stated, or 80 : 20 by seed 0 where none is stated.
 
     Where none is stated, all images are for a model that has seen none of them.
 
     Args:
         name: name of the set, for errors.
-        splits: the split of each image.
         labels: the class of each image, `[n]`.
         request: which split, and for which model.
-        groups: the group of each image, `[n]`; no group is in two splits of `default_split`.
+        splits: the split of each image; empty where none is stated.
+        groups: the group of each image, `[n]`; no group is on both sides of 80 : 20.
 
     Raises:
+        DataError: no class has two images, or groups.
         MissingSplitError: no image is in the split.
     """
     split = request.split
@@ -122,7 +123,15 @@ def in_split(
     elif request.classes is not None:
         indices = list(range(len(labels)))
     elif split != "val":
-        indices = default_split(name, labels, split, groups).tolist()
+        strata = labels if groups is None else group_strata(labels, groups)
+        try:
+            train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
+        except DataError:
+            unit = "images" if groups is None else "groups"
+            raise DataError(
+                f"{name}: no class has two {unit}, so that none can be held out to test on"
+            ) from None
+        indices = (test if split == "test" else train).tolist()
     if not indices:
         raise MissingSplitError(f"{name}: no image of the {split!r} split in it")
     return indices
@@ -133,10 +142,13 @@ def read_entries(
     entries: Sequence[Entry],
     request: ReadRequest,
     open_image: Callable[[str], ImageSource] = str,
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
+    *,
     can_stay: bool = True,
+    classes: tuple[str, ...] | None = None,
+    targets: Mapping[str, Tensor] | None = None,
 ) -> Dataset:
-    """Read the images of one split, in the order of their classes and files.
+    """Read the images of one split.
 
     Args:
         name: name of the set.
@@ -146,54 +158,62 @@ def read_entries(
             a function that can be pickled.
         notes: sentences on files that are not among the entries.
         can_stay: whether images can stay on disk.
+        classes: names of the classes, with which images keep the order of the entries. None for
+            those of the training images; images then come in the order of classes and files.
+        targets: what else is known of each entry.
 
     Raises:
         DamagedImageError: files that cannot be read, of any split, unless they are left out.
         DataError: a class less than two, a test class without training images, mixed sizes, or
             images that do not fit into memory.
     """
-    entries = sorted(entries, key=lambda e: (natural_key(e.labels[0]), natural_key(e.file)))
-    classes = request.classes or _training_classes(name, entries)
-    rows = _index_labels(name, entries, classes, request)
-    first_labels = torch.tensor([row[0] for row in rows])
-    targets = {"label": first_labels}
-    if max(map(len, rows)) > 1:
-        targets = {"labels": torch.zeros(len(rows), len(classes), dtype=torch.uint8)}
-        for index, row in enumerate(rows):
-            targets["labels"][index, row] = 1
+    if classes is None:
+        entries = sorted(entries, key=lambda e: (natural_key(e.labels[0]), natural_key(e.file)))
+        classes = request.classes or _training_classes(name, entries)
+    labels, columns = _index_labels(name, entries, classes, request)
+    columns |= targets or {}
     groups = None
     if entries[0].group is not None:
         numbers: dict[str | None, int] = {}
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
-        targets[request.options.group_column or GROUP] = groups
-    indices = in_split(name, [e.split for e in entries], first_labels, request, groups)
-    notes = (*_summary(name, entries, list(targets)[1:], groups, len(indices), request), *notes)
+        columns[request.options.group_column or GROUP] = groups
+    splits = [entry.split for entry in entries]
+    indices = in_split(name, labels, request, splits, groups)
+    notes = [*_summary(name, entries, splits, len(indices), request), *notes]
 
     files = list(dict.fromkeys(entry.file for entry in entries))
     readable = files
     if request.options.skip_damaged:
         problems = find_damaged(files, open_image)
-        notes = (*notes, *damage_notes(name, problems, len(files), skip_damaged=True))
+        notes += damage_notes(name, problems, len(files), skip_damaged=True)
         readable = [file for file in files if file not in problems]
         indices = [index for index in indices if entries[index].file not in problems]
         if not indices:
             raise DamagedImageError(f"{name}: none of its images can be read")
     split_files = tuple(entries[index].file for index in indices)
     try:
-        images = DiskDataset(
-            _encode_images(split_files, readable, request, open_image),
-            {target: rows[indices] for target, rows in targets.items()},
-            classes,
-            name,
-            None if groups is None else groups[indices],
-            notes,
-            split_files,
-            workers=request.workers,
-        )
-        return _placed(images, request, can_stay)
+        images = _encode_images(split_files, readable, request, open_image)
+        stays = can_stay and _stays(images, request)
+        if not stays:
+            check_fits(name, images.shape.numel(), split_files, request)
+        inputs: Any = images if stays else images.decode()
     except DamagedImageError:  # all are named at once, those of other splits too
         damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
         raise
+    split_targets = {target: column[indices] for target, column in columns.items()}
+    split_groups = None if groups is None else groups[indices]
+    if not stays:
+        return Dataset(
+            inputs, split_targets, classes, name, split_groups, tuple(notes), split_files
+        )
+    notes.append(
+        f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
+        f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
+    )
+    workers = request.workers
+    return DiskDataset(
+        inputs, split_targets, classes, name, split_groups, tuple(notes), workers=workers
+    )
 
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -211,8 +231,8 @@ def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
-) -> list[list[int]]:
-    """The classes of each entry as indices."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The first class of each entry `[n]`; and the target "label", or "labels" of several."""
     class_index = {label: index for index, label in enumerate(classes)}
     for entry in entries:
         for label in entry.labels:
@@ -222,30 +242,39 @@ def _index_labels(
                 raise DataError(
                     f"{name}: {entry.split} class {label!r} is not among the training classes"
                 )
-    return [[class_index[label] for label in entry.labels] for entry in entries]
+    labels = torch.tensor([class_index[entry.labels[0]] for entry in entries])
+    if all(len(entry.labels) == 1 for entry in entries):
+        return labels, {"label": labels}
+    hot = torch.zeros(len(entries), len(classes), dtype=torch.uint8)
+    for row, entry in enumerate(entries):
+        hot[row, [class_index[label] for label in entry.labels]] = 1
+    return labels, {"labels": hot}
 
 
 def _summary(
     name: str,
     entries: Sequence[Entry],
-    group_names: Sequence[str],
-    groups: Tensor | None,
+    splits: Sequence[str | None],
     num_images: int,
     request: ReadRequest,
 ) -> list[str]:
     """Sentences on the number of images, classes and groups."""
-    num_classes = len({label for entry in entries for label in entry.labels})
     part = f"{num_images:,} of them in the {request.split} split"
-    if request.classes is not None and not any(entry.split for entry in entries):
+    if request.classes is not None and not any(splits):
         part = "all of them measured, because it is not divided into train and test"
-    size = f"{len(entries):,} images of {num_classes:,} classes"
-    notes = [f"{name}: {size}, {part}"]
-    if groups is not None:
-        num_groups = int(groups.max()) + 1
-        notes.append(
-            f"{name}: {num_groups:,} groups by {group_names[0]!r}, each on one side of a split"
-        )
+    num_classes = len(set(chain.from_iterable(entry.labels for entry in entries)))
+    notes = [f"{name}: {len(entries):,} images of {num_classes:,} classes, {part}"]
+    groups = {entry.group for entry in entries}
+    if None not in groups:
+        target = request.options.group_column or GROUP
+        notes.append(f"{name}: {len(groups):,} groups by {target!r}, each on one side of a split")
     return notes
+
+
+def _stays(images: EncodedImages, request: ReadRequest) -> bool:
+    """Whether images stay on disk, as is requested or by their size."""
+    is_large = images.shape.numel() > (request.max_bytes or _default_memory())
+    return request.storage == "disk" or (request.storage == "auto" and is_large)
 
 
 def _encode_images(
@@ -268,22 +297,6 @@ def _encode_images(
     )
 
 
-def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Dataset:
-    """The images on disk, or decoded into memory, as is requested or by their size."""
-    num_bytes = images.inputs.shape.numel()
-    is_large = num_bytes > (request.max_bytes or _default_memory())
-    stays = request.storage == "disk" or (request.storage == "auto" and is_large)
-    if stays and can_stay:
-        note = (
-            f"{images.name}: {len(images):,} images stay on disk and are decoded when they are "
-            f"needed; in memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
-        )
-        return replace(images, files=(), notes=(*images.notes, note))
-    check_fits(images.name, num_bytes, images.files, request)
-    columns = {field.name: getattr(images, field.name) for field in fields(Dataset)}
-    return Dataset(**columns | {"inputs": images.inputs.decode()})
-
-
 def _default_memory() -> int:
     """Bytes of decoded images that are kept in memory unless a run says otherwise."""
     if not hasattr(os, "sysconf"):
@@ -304,10 +317,10 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
     Raises:
         DataError: it is more than `max_bytes`, or far more than the files have.
     """
-    limit = request.max_bytes
-    if limit is None and num_bytes > FLOOR:
-        limit = RATIO * sum(map(_stored_bytes, files))
-    if num_bytes > (limit or FLOOR):
+    limit = request.max_bytes or FLOOR
+    if num_bytes > limit and request.max_bytes is None:
+        limit = max(FLOOR, RATIO * sum(map(_stored_bytes, files)))
+    if num_bytes > limit:
         raise DataError(
             f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
             f"{RATIO} times their size on disk, or than max_bytes; give max_bytes (--max-bytes "
@@ -340,26 +353,30 @@ def find_damaged(
     return problems
 
 
-def check_tree(source: object, entries: Sequence[Entry]) -> None:
-    """Check that all labels have one depth and that each has one parent.
+def damage_notes(
+    name: str, problems: Mapping[str, str], num_images: int, skip_damaged: bool
+) -> tuple[str, ...]:
+    """A sentence on files that cannot be read; none where there are none.
+
+    Args:
+        name: of the set.
+        problems: by file, what is wrong with it, a text that begins with its path.
+        num_images: number of files of the set.
+        skip_damaged: whether they are left out.
 
     Raises:
-        DataError: they have not; the message begins with `source`.
+        DamagedImageError: there are such files, and they are not left out. It names up to 20.
     """
-    parents: dict[tuple[int, str], str] = {}
-    for entry in entries:
-        label, first = entry.labels[0], entries[0].labels[0]
-        if label.count(SEPARATOR) != first.count(SEPARATOR):
-            raise DataError(
-                f"{source}: expected every image at one depth, "
-                f"got {entries[0].file} in {first!r} and {entry.file} in {label!r}"
-            )
-        path = label.split(SEPARATOR)
-        for depth, name in enumerate(path):
-            parent = SEPARATOR.join(path[:depth])
-            first_parent = parents.setdefault((depth, name), parent)
-            if first_parent != parent:
-                raise DataError(
-                    f"{source}: label {name!r} has two parents, {first_parent!r} and {parent!r}; "
-                    "a label needs one, so give the two different names"
-                )
+    if not problems:
+        return ()
+    texts = list(problems.values())
+    share = f"{len(texts):,} of {num_images:,} images"
+    listed = "; ".join(texts[:NAMED_DAMAGED])
+    if len(texts) > NAMED_DAMAGED:
+        listed = f"{listed}; and {len(texts) - NAMED_DAMAGED:,} more"
+    if skip_damaged:
+        return (f"{name}: left out {share} that cannot be read: {listed}",)
+    raise DamagedImageError(
+        f"{name}: {share} cannot be read; repair or delete them, or leave such files out with "
+        f"skip_damaged (--skip-damaged): {listed}"
+    )

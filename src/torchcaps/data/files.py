@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -23,10 +22,9 @@ from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from torchcaps.data.dataset import Dataset, select_rows
+from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import ImageSource, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
-from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
 MAX_WORKERS = 8  # that a machine of many cores gets by default
@@ -89,6 +87,16 @@ class EncodedImages:
                 )
             pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
         return pixels
+
+    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
+        """Pixels for a `DataLoader`, and an error in words: it would come with its traceback.
+
+        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
+        """
+        try:
+            return self[torch.tensor(indices, dtype=torch.int64)].decode().numpy(), ""
+        except DataError as error:
+            return None, str(error)
 
     def fingerprint(self) -> UInt8[Tensor, " 32"]:
         """A digest that differs where the files do, without reading all of them.
@@ -162,10 +170,15 @@ class DiskDataset(Dataset):
         shard: Callable[[int], slice] = slice,
     ) -> Iterator[Batch]:
         # No more than a few are in memory at a time. Images outside of the shard are black.
-        parts = [indices[shard(len(indices))] for indices in index_batches]
-        for indices, rows in zip(index_batches, _decode_batches(self, parts), strict=True):
-            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
-            pixels[shard(len(indices))] = rows
+        parts = [indices[shard(len(indices))].tolist() for indices in index_batches]
+        workers = default_workers() if self.workers is None else self.workers
+        workers = min(workers, max(0, len(parts) - 1))
+        decoded = decode_batches(self.inputs.__getitems__, parts, workers, self.name)
+        for indices, (rows, problem) in zip(index_batches, decoded, strict=True):
+            if problem:
+                raise DataError(problem)
+            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=self.inputs.dtype)
+            pixels[shard(len(indices))] = torch.from_numpy(rows)
             yield Batch(to_float(pixels), select_rows(targets, indices), indices)
 
 
@@ -174,18 +187,6 @@ def identities(images: Dataset) -> dict[str, Tensor]:
     inputs: Any = images.inputs
     content = inputs.fingerprint() if isinstance(inputs, EncodedImages) else inputs.cpu()
     return {"inputs": content} | {name: rows.cpu() for name, rows in images.targets.items()}
-
-
-def _decode_batches(images: DiskDataset, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
-    workers = default_workers() if images.workers is None else images.workers
-    indices = [indices.tolist() for indices in batches]
-    workers = min(workers, max(0, len(batches) - 1))
-    decode = partial(_decode_rows, images.inputs)
-    for pixels, problem in decode_batches(decode, indices, workers, images.name):
-        if problem:
-            raise DataError(problem)
-        yield torch.from_numpy(pixels)
 
 
 def decode_batches(
@@ -240,18 +241,6 @@ class _Decoded(TorchDataset[Any]):
 
     def __getitems__(self, batch: list[Any]) -> Any:
         return self.decode(batch)
-
-
-def _decode_rows(images: EncodedImages, indices: list[int]) -> tuple[np.ndarray | None, str]:
-    """Pixels, and an error in words: an exception would come back with its traceback.
-
-    Arrays pass through a pipe, tensors through shared memory, of which containers have little.
-    """
-    try:
-        selected = images[torch.tensor(indices, dtype=torch.int64)]
-        return selected.decode().numpy(), ""
-    except DataError as error:
-        return None, str(error)
 
 
 def _unchanged(batch: Any) -> Any:

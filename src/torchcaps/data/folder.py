@@ -1,47 +1,131 @@
-"""Class folders of images, with or without train/ and test/ above them.
+"""Class folders of images, in a folder or a tar archive; and shards with labels beside the images.
 
 A folder that holds images is a class, with all images beneath it. A folder that holds only folders
-is a level of a label tree.
+is a level of a label tree. A sample of a shard, as webdataset has it, is what shares a key, the name
+up to its first dot: `0001.jpg` with `0001.cls`, which holds the label as text, or `0001.json`, which
+holds it as "label", "cls" or "class".
+
+Source: https://github.com/webdataset/webdataset
 """
 
+import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-from torchcaps.data._registry import ReadRequest
+from torchcaps.data._registry import OPTIONS, SPLITS_WITH_VAL, Format, ReadRequest
+from torchcaps.data.archives import archive_members, read_member
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, find_group, read_entries
-from torchcaps.data.images import SUFFIXES, is_image_file, natural_key
-from torchcaps.data.notes import Omissions
+from torchcaps.data.entries import SPLIT_NAMES, Entry, find_group, read_entries
+from torchcaps.data.images import (
+    ARCHIVES,
+    SIGNATURE,
+    SIGNATURE_BYTES,
+    SUFFIXES,
+    ImageSource,
+    is_image_file,
+    natural_key,
+)
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
+from torchcaps.words import counted, join_names
+
+LABEL_SUFFIXES = (".cls", ".json")
+LABEL_KEYS = ("label", "cls", "class")  # of a .json file
+MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
+NAMED_FILES = 3  # that a note names of each reason
 
 Parts = tuple[str, ...]
 """A path below the folder that is read, as the names of its folders and its own."""
 
 
-class Scan(NamedTuple):
-    """What lies below a folder.
+class Scan:
+    """What lies in a folder or an archive.
 
     Attributes:
+        path: of the folder or archive.
         images: the image files, and how they are opened: a path, or a location in an archive.
-        folders: the visible folders.
-        omissions: what is left out.
+        labels: endings and texts of the .cls and .json files in an archive, by key.
+        contents: the images of a compressed archive, by location.
+        omissions: what is left out, by the reason in one or two words ("broken link").
     """
 
-    images: dict[Parts, str]
-    folders: list[Parts]
-    omissions: Omissions
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.images: dict[Parts, str] = {}
+        self.labels: dict[str, tuple[str, bytes]] = {}
+        self.contents: dict[str, bytes] = {}
+        self.omissions: dict[str, list[str]] = defaultdict(list)
+        if path.is_dir():
+            self._add_folder(path, (), set())
+        else:
+            self._add_archive()
+
+    def _add_folder(self, folder: Path, parts: Parts, above: set[tuple[int, int]]) -> None:
+        """Add what lies in a folder; `above` has the (device, inode) of the folders above it."""
+        with read_errors(folder):
+            status = folder.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                raise DataError(f"{folder}: a link to a folder above it, which would never end")
+            items = sorted(os.scandir(folder), key=lambda item: natural_key(item.name))
+            if not items:
+                self.omissions["empty folder"].append(SEPARATOR.join(parts))
+            for item in items:
+                inner = (*parts, item.name)
+                if item.name.startswith("."):
+                    continue
+                if item.is_dir():
+                    if not item.name.startswith("__"):
+                        self._add_folder(folder / item.name, inner, above | {identity})
+                elif item.is_file() and is_image_file(item.path):
+                    self.images[inner] = item.path
+                else:
+                    reason = "non-image file" if item.is_file() else "special file"
+                    is_there = os.path.exists(item.path)
+                    self.omissions[reason if is_there else "broken link"].append(
+                        SEPARATOR.join(inner)
+                    )
+
+    def _add_archive(self) -> None:
+        for member in archive_members(self.path):
+            name = SEPARATOR.join(member.parts)
+            key, ending = _split_name(name)
+            suffix = Path(name).suffix.lower()
+            if member.file is None:
+                self.omissions["link or device"].append(name)
+                continue
+            if ending in LABEL_SUFFIXES:
+                self.labels[key] = ending, member.file.read(MAX_LABEL_BYTES + 1)
+            start = b"" if suffix else member.file.read(SIGNATURE_BYTES)
+            if suffix not in SUFFIXES and not SIGNATURE.match(start):
+                self.omissions["non-image file"].append(name)
+                continue
+            self.images[member.parts] = member.location
+            if member.is_packed:
+                self.contents[member.location] = start + member.file.read()
+
+    def notes(self, name: str) -> list[str]:
+        """One sentence on all that is left out; none where nothing is.
+
+        Args:
+            name: of the set.
+        """
+        parts = []
+        for reason, files in self.omissions.items():
+            parts.append(f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})")
+        return [f"{name}: left out {', '.join(parts)}"] if parts else []
 
 
-def read_folder(root: str | Path, request: ReadRequest) -> Dataset:
-    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`.
+def read_folder(path: str | Path, request: ReadRequest) -> Dataset:
+    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, in a folder or tar archive.
 
-    The folder names the set. A folder that holds images is a class, with all images beneath it at
-    any depth. Folders that hold only folders, all of one depth, make a label tree: the images of
-    `root/clothing/tops/shirt/` are of the class "clothing/tops/shirt"; see `label_tree`.
+    The folder or archive names the set. A folder that holds images is a class, with all images
+    beneath it at any depth. Folders that hold only folders, all of one depth, make a label tree:
+    the images of `root/clothing/tops/shirt/` are of the class "clothing/tops/shirt"; see
+    `label_tree`. Folders that wrap all of the images are skipped.
 
     Classes and files come in natural order ("2" before "10"). Files without an ending are images if
     they begin as such. Hidden files are skipped; what else is left out is in the notes of the set.
@@ -50,8 +134,11 @@ def read_folder(root: str | Path, request: ReadRequest) -> Dataset:
     each class are the test split, by `stratified_split` with seed 0. See `decode_image` for how
     pixels are read.
 
+    An archive whose first image has its label beside it is a shard in webdataset's layout. A folder
+    of `.tar` files, or of train/ and test/ with such, is read as all of them.
+
     Args:
-        root: the folder.
+        path: of the folder or archive.
         request: without a size, all images must have one size. Without channels, they are 1 when
             every image of all splits is gray, otherwise 3.
 
@@ -59,127 +146,89 @@ def read_folder(root: str | Path, request: ReadRequest) -> Dataset:
         The images of the split that is requested.
 
     Raises:
-        DataError: no class folders, one class only, an empty class, class folders at several depths
-            or of one name with two parents, an unreadable image, or mixed sizes.
+        DataError: no class folders, one class only, class folders at several depths, an image of a
+            shard without a label, a damaged archive, an unreadable image, or mixed sizes.
     """
-    root = Path(root)
-    with read_errors(root):
-        scan = Scan({}, [], Omissions())
-        _scan_folder(root, (), scan, set())
-        splits = find_splits(root, scan)
-        entries = label_files(scan, splits, request)
-        _check_folders(root, scan, splits)
-        check_tree(root, entries)
-        name = root.resolve().name
-        return read_entries(name, entries, request, notes=scan.omissions.notes(name))
+    path = Path(path)
+    is_folder = path.is_dir()
+    name = path.resolve().name if is_folder else path.name.split(".tar")[0].removesuffix(".tgz")
+    places: list[tuple[Path, str | None]] = []
+    for folder, split in split_folders(path, _shards_in) if is_folder else ():
+        places += [(shard, split) for shard in _shards_in(folder)]
+    entries: list[Entry] = []
+    notes: list[str] = []
+    contents: dict[str, bytes] = {}
+    for place, split in places or [(path, None)]:
+        scan = Scan(place)
+        first = _split_name(SEPARATOR.join(next(iter(scan.images), ("",))))[0]
+        if first in scan.labels:
+            entries += _label_samples(scan, split, request)
+        else:
+            entries += _label_files(scan, request)
+            notes += scan.notes(name)
+        contents |= scan.contents
+    open_image: Callable[[str], ImageSource] = str
+    if places or not is_folder:
+        open_image = contents.__getitem__ if contents else read_member
+    return read_entries(name, entries, request, open_image, notes, can_stay=not contents)
 
 
-def _scan_folder(folder: Path, parts: Parts, scan: Scan, above: set[tuple[int, int]]) -> None:
-    """Add what lies in a folder; `above` has the (device, inode) of the folders above it."""
-    with read_errors(folder):
-        status = folder.stat()
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
-            raise DataError(f"{folder}: a link to a folder above it, which would never end")
-        for item in sorted(os.scandir(folder), key=lambda item: natural_key(item.name)):
-            inner = (*parts, item.name)
-            if item.name.startswith("."):
-                continue
-            if item.is_dir():
-                if not item.name.startswith("__"):
-                    scan.folders.append(inner)
-                    _scan_folder(folder / item.name, inner, scan, above | {identity})
-            elif item.is_file() and is_image_file(item.path):
-                scan.images[inner] = item.path
-            else:
-                reason = "non-image file" if item.is_file() else "special file"
-                is_there = os.path.exists(item.path)
-                scan.omissions.add(reason if is_there else "broken link", SEPARATOR.join(inner))
+def _shards_in(folder: Path) -> list[Path]:
+    """The .tar archives in a folder that has no folders."""
+    shards = sorted(folder.glob("*.tar"), key=lambda shard: natural_key(shard.name))
+    return [] if any(map(Path.is_dir, folder.iterdir())) else shards
 
 
-def find_splits(root: Path, scan: Scan) -> dict[str, str]:
-    """The split of each top folder that is named after one.
-
-    A folder with images of its own may be a class called "train": it is no split unless train/ and
-    test/ are both there.
-    """
-    tops = sorted({image[0] for image in scan.images if len(image) > 2}, key=natural_key)
-    if not {"train", "test"} <= {SPLIT_NAMES.get(top.lower()) for top in tops}:
-        classes = {image[0] for image in scan.images if len(image) == 2}
-        tops = [top for top in tops if top not in classes]
-    return top_splits(root, tops)
-
-
-def label_files(scan: Scan, splits: dict[str, str], request: ReadRequest) -> list[Entry]:
-    """The images of a scan with their classes, splits and groups; others join its omissions."""
-    with_images = {image[:-1] for image in scan.images}
+def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:
+    """The images of class folders with their classes, splits and groups; others are omitted."""
+    # Folders that wrap all images are skipped.
+    while len({image[0] for image in scan.images}) == 1 and min(map(len, scan.images)) > 2:
+        scan.images = {image[1:]: file for image, file in scan.images.items()}
+    splits = _name_splits({image[0] for image in scan.images if len(image) > 2})
     start = 1 if splits else 0
+    with_images = {image[:-1] for image in scan.images}
     entries = []
     for image, file in scan.images.items():
         path = SEPARATOR.join(image)
-        class_folder = _class_folder(image[:-1], with_images, start)
+        # The topmost folder with images on the way to the file is its class.
+        folders = (image[:end] for end in range(start + 1, len(image)))
+        class_folder = next((folder for folder in folders if folder in with_images), ())
         if splits and image[0] not in splits:
-            scan.omissions.add("unused file", path)
+            scan.omissions["unused file"].append(path)
         elif not class_folder:
-            scan.omissions.add("unlabeled image", path)
+            scan.omissions["unlabeled image"].append(path)
         else:
             label = SEPARATOR.join(class_folder[start:])
             group = find_group(request.options.group_pattern, path)
             entries.append(Entry(file, (label,), splits.get(image[0]), group))
+    if not entries:
+        raise DataError(
+            f"{scan.path}: no class folders with images ({', '.join(sorted(SUFFIXES))}) in it; "
+            "expected <class>/<image>, or train/ and test/ with such, or the path of a .csv"
+        )
+    first = entries[0]
+    for entry in entries:
+        if entry.labels[0].count(SEPARATOR) != first.labels[0].count(SEPARATOR):
+            raise DataError(
+                f"{scan.path}: expected every image at one depth, got {first.file} in "
+                f"{first.labels[0]!r} and {entry.file} in {entry.labels[0]!r}"
+            )
     return entries
 
 
-def _class_folder(folder: Parts, with_images: set[Parts], start: int) -> Parts:
-    """The topmost folder with images on the way to a folder, below the first `start` names."""
-    paths = (folder[:end] for end in range(start + 1, len(folder) + 1))
-    return next((path for path in paths if path in with_images), ())
-
-
-def _check_folders(root: Path, scan: Scan, splits: dict[str, str]) -> None:
-    """Check that there are class folders, and images in each of them."""
-    with_images = {image[:-1] for image in scan.images}
-    parents = {folder[:-1] for folder in scan.folders}
-    roots: list[Parts] = [(top,) for top in splits] or [()]
-    for parts in roots:
-        below = [folder for folder in scan.folders if folder[: len(parts)] == parts != folder]
-        if not below:
-            path = root.joinpath(*parts)
-            raise DataError(
-                f"{path}: no class folders in it; expected {path.name}/<class>/<image>, "
-                "or the path of a .csv"
-            )
-        for folder in below:
-            if folder not in parents and not _class_folder(folder, with_images, len(parts)):
-                raise DataError(
-                    f"{root.joinpath(*folder)}: class {folder[-1]!r} is empty; "
-                    f"expected images ({', '.join(sorted(SUFFIXES))})"
-                )
-
-
-def top_splits(root: Path, names: Iterable[str]) -> dict[str, str]:
-    """The split of each folder that is named after one; empty where there are no splits.
+def _name_splits(names: Iterable[str]) -> dict[str, str]:
+    """The split of each folder that is named after one; empty unless there are two splits or more.
 
     Where val/ is beside train/ alone, it is the test split.
-
-    Args:
-        root: the folder that holds them, for errors.
-        names: of folders that could be splits.
-
-    Raises:
-        DataError: only one of train/ and test/ is there.
     """
-    splits = {name: SPLIT_NAMES[name.lower()] for name in names if name.lower() in SPLIT_NAMES}
+    splits = {}
+    for name in sorted(names, key=natural_key):
+        if name.lower() in SPLIT_NAMES:
+            splits[name] = SPLIT_NAMES[name.lower()]
     present = set(splits.values())
     if present == {"train", "val"}:
         return {name: "train" if split == "train" else "test" for name, split in splits.items()}
-    if present and not {"train", "test"} <= present:
-        folder = next(iter(splits))
-        missing = "train" if "train" not in present else "test"
-        raise DataError(
-            f"{root}: {folder}/ has no {missing}/ beside it; "
-            f"add it, or give {root / folder} to split that"
-        )
-    return splits
+    return splits if {"train", "test"} <= present else {}
 
 
 def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Path, str | None]]:
@@ -188,11 +237,55 @@ def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Pat
     Args:
         root: the folder.
         holds: whether a folder holds images; train/ and test/ without are no splits.
-
-    Raises:
-        DataError: only one of the two is there.
     """
     with read_errors(root):
-        names = [path.name for path in root.iterdir() if path.is_dir() and holds(path)]
-    splits = top_splits(root, sorted(names, key=natural_key))
+        splits = _name_splits(path.name for path in root.iterdir() if path.is_dir() and holds(path))
     return [(root / name, split) for name, split in splits.items()] or [(root, None)]
+
+
+def _split_name(member: str) -> tuple[str, str]:
+    """The key of a member, and its ending: all from the first dot of its name."""
+    _, dot, ending = member[member.rfind("/") + 1 :].partition(".")
+    ending = dot + ending
+    return member.removesuffix(ending), ending.lower()
+
+
+def _label_samples(scan: Scan, split: str | None, request: ReadRequest) -> list[Entry]:
+    """The images of a shard with the labels beside them."""
+    entries = []
+    for parts, location in scan.images.items():
+        name = SEPARATOR.join(parts)
+        key, ending = _split_name(name)
+        if ending in SUFFIXES:
+            if key not in scan.labels:
+                raise DataError(f"{scan.path}:{key}: expected its label in {key}.cls or {key}.json")
+            label = _parse_label(f"{scan.path}:{key}", *scan.labels[key])
+            group = find_group(request.options.group_pattern, name)
+            entries.append(Entry(location, (label,), split, group))
+    return entries
+
+
+def _parse_label(sample: str, ending: str, text: bytes) -> str:
+    """The label in a .cls or .json member of this sample."""
+    try:
+        label = text.decode("utf-8").strip()
+        if ending == ".json":
+            content = json.loads(label)
+            label = next(str(content[key]) for key in LABEL_KEYS if key in content)
+        if label and len(text) <= MAX_LABEL_BYTES:
+            return label
+    except (ValueError, TypeError, StopIteration):
+        pass
+    raise DataError(
+        f"{sample}{ending}: expected a label, or a JSON object with one of "
+        f"{', '.join(LABEL_KEYS)}, of at most {MAX_LABEL_BYTES:,} bytes"
+    )
+
+
+# Not registered: every format goes before it, in whatever order modules are imported.
+FOLDERS = Format(
+    lambda path: path.is_dir() or path.name.lower().endswith(ARCHIVES),
+    read_folder,
+    SPLITS_WITH_VAL,
+    OPTIONS,
+)

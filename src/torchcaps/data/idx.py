@@ -5,11 +5,11 @@ A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes
 """
 
 import hashlib
-import math
 import struct
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +22,11 @@ from torchcaps.data._registry import (
     register_format,
 )
 from torchcaps.data.dataset import Dataset, check_labels, numbered
-from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, read_rest
+from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, to_array
 from torchcaps.errors import DataError
 
 MAGIC = bytes([0, 0, 8])  # of unsigned bytes; the number of axes follows
+BYTES = np.dtype(np.uint8)
 STEMS = {"train": "train", "test": "t10k"}
 
 
@@ -41,24 +42,17 @@ def read_idx(path: Path | str) -> Tensor:
     Raises:
         DataError: absent, not IDX, truncated, or longer than its header says.
     """
-    with open_file(path) as file:
-        magic = file.read(4)
-        if len(magic) == 4 and (not magic.startswith(MAGIC) or not 1 <= magic[3] <= 4):
+    with open_file(path, "truncated or no IDX file") as file:
+        contents = file.read()
+        magic = contents[: len(MAGIC)]
+        num_axes = contents[len(MAGIC)]
+        if magic != MAGIC or not 1 <= num_axes <= 4:
             raise DataError(
-                f"{path}: wrong magic number 0x{magic.hex()}, "
+                f"{path}: wrong magic number 0x{contents[:4].hex()}, "
                 f"expected 0x{MAGIC.hex()} and 1 to 4 axes (an IDX file of bytes)"
             )
-        num_axes = magic[3] if len(magic) == 4 else 0
-        sizes = file.read(4 * num_axes)
-        if not sizes or len(sizes) < 4 * num_axes:
-            raise DataError(f"{path}: truncated IDX file, it ends within the header")
-        shape = struct.unpack(f">{num_axes}I", sizes)
-        if 0 in shape:
-            raise DataError(
-                f"{path}: the IDX header {list(shape)} says that there is nothing in it"
-            )
-        contents = read_rest(path, file, math.prod(shape), str(list(shape)))
-    return torch.frombuffer(contents, dtype=torch.uint8).reshape(shape)
+        shape = struct.unpack_from(f">{num_axes}I", contents, 4)
+        return torch.from_numpy(to_array(path, contents, 4 + 4 * num_axes, shape, BYTES))
 
 
 def find_idx(folder: Path, split: str, kind: str) -> Path | None:
@@ -135,8 +129,8 @@ def register_idx(info: DatasetInfo) -> None:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = hashlib.sha256(read_bytes(labels)).hexdigest()
             for known in map(dataset_info, list_datasets()):
-                is_different = known.sha256.get(file) == digest != info.sha256.get(file)
-                if is_different and known.made_from is None:
+                is_labels_of = known.sha256.get(file) == digest and known.made_from is None
+                if is_labels_of and info.sha256.get(file) != digest:
                     raise DataError(
                         f"{labels}: these are the labels of {known.name!r}, not of {info.name!r}"
                     )

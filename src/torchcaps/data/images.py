@@ -38,6 +38,7 @@ SIGNATURE = re.compile(
     re.DOTALL,
 )
 SIGNATURE_BYTES = 16
+ORIENTATION = 0x0112  # EXIF tag; 5 to 8 exchange height and width
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
 ImageSource = str | Path | bytes | Image.Image
@@ -95,9 +96,16 @@ def is_gray(source: ImageSource, name: str | None = None) -> bool:
         return _is_gray(image)
 
 
-def is_image_name(name: str) -> bool:
-    """Whether a file name has the ending of an image and is not hidden."""
-    return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
+def upright_size(path: Path) -> tuple[int, int]:
+    """(height, width) of an image file as it is decoded, read from its header.
+
+    Raises:
+        DataError: absent or unreadable.
+    """
+    with opened(path) as image:
+        width, height = image.size
+        is_turned = image.getexif().get(ORIENTATION, 1) > 4
+    return (width, height) if is_turned else (height, width)
 
 
 def is_image_file(path: str | Path) -> bool:
@@ -107,10 +115,9 @@ def is_image_file(path: str | Path) -> bool:
     so that its reader says why.
     """
     name = os.path.basename(path)
-    if Path(name).suffix or name.startswith("."):
-        return is_image_name(name)
-    if not os.path.isfile(path):
-        return False
+    suffix = Path(name).suffix.lower()
+    if suffix or name.startswith(".") or not os.path.isfile(path):
+        return suffix in SUFFIXES and not name.startswith(".")
     try:
         with open(path, "rb") as file:
             return SIGNATURE.match(file.read(SIGNATURE_BYTES)) is not None

@@ -8,14 +8,13 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from torchcaps.data.images import ARCHIVES, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
 
-MAX_MEMBER = 256 << 20  # bytes of a file in an archive
 BATCH_AXES = 4  # of an array of several images
 
 
@@ -105,24 +104,12 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
     """The files in an archive, plain or compressed, in its order."""
-    from torchcaps.data.archives import archive_members, open_archive
+    from torchcaps.data.archives import archive_members
 
-    with open_archive(path) as archive:
-        for member in archive_members(archive, path):
-            if member.isfile() and _is_visible_input(member.name, preprocess):
-                name = f"{path}:{member.name}"
-                if member.size > MAX_MEMBER:
-                    raise DataError(f"{name}: has {member.size:,} bytes, refused")
-                stream = archive.extractfile(member)
-                yield Input(name, stream.read() if stream else b"")
-            cast(Any, archive).members.clear()  # tarfile keeps a description of each
-
-
-def _is_visible_input(member: str, preprocess: Preprocess) -> bool:
-    """Whether a file in an archive is an input, and neither it nor its folders are hidden."""
-    path = PurePosixPath(member)
-    is_hidden = any(part.startswith(".") for part in path.parts)
-    return bool(path.suffix) and preprocess.is_input(path.name) and not is_hidden
+    for member in archive_members(path):
+        name = PurePosixPath(*member.parts)
+        if member.file and name.suffix and preprocess.is_input(name.name):
+            yield Input(f"{path}:{name}", member.file.read())
 
 
 def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:

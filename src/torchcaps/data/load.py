@@ -20,6 +20,7 @@ from torchcaps.data._registry import (
 )
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset
+from torchcaps.data.folder import FOLDERS
 from torchcaps.data.pixels import Size
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import (
@@ -128,18 +129,13 @@ def _read_named(name: str, folders: list[Path], request: ReadRequest) -> Dataset
 
 
 def _read_path(path: Path, request: ReadRequest) -> Dataset:
-    for name, data_format in reversed(list(FORMATS.items())):
+    formats = {"a folder of class folders or shards, a .tar archive": FOLDERS}
+    formats |= FORMATS
+    for name, data_format in reversed(formats.items()):
         if data_format.holds(path):
             _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
             return data_format.read(path, request)
-    if path.is_dir():
-        from torchcaps.data.folder import read_folder
-
-        _check_request(f"{path} (a folder)", request, SPLITS_WITH_VAL, OPTIONS)
-        return read_folder(path, request)
-    raise DataError(
-        f"{path}: not a data set; expected a folder of class folders, {', '.join(FORMATS)}"
-    )
+    raise DataError(f"{path}: not a data set; expected {', '.join(formats)}")
 
 
 def _check_request(

@@ -3,27 +3,28 @@
 scipy trusts lengths and sizes in a file, and deep nesting ends its process.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
 
-from torchcaps.data.reading import check_memory, memory_limit, open_file
+from torchcaps.data.reading import memory_limit, open_file
 from torchcaps.errors import DataError
 from torchcaps.isolated import IsolatedError, call_isolated
 
 BASE = 512 << 20  # bytes that Python with scipy takes by itself
 TIMEOUT = 300.0  # seconds
 
-MatValue = Any
-"""An array; text; a list for a cell array; a dictionary for a struct, a list of them for several."""
 
-
-def read_mat(path: str | Path) -> dict[str, MatValue]:
+def read_mat(path: str | Path) -> dict[str, Any]:
     """The variables of a MATLAB level-5 file, compressed or not, of either byte order, by name.
 
-    Arrays keep MATLAB's axes, so that an image is `[height, width]`. A struct is a dictionary of
-    its fields, text is str, a cell array is a list in column-major order.
+    They are as scipy simplifies them: a struct is a dictionary of its fields, a cell array a list
+    or an array of objects, text is str. Axes of length 1 are left out.
 
     Args:
         path: of the file.
@@ -32,46 +33,51 @@ def read_mat(path: str | Path) -> dict[str, MatValue]:
         Name of each variable -> its contents.
 
     Raises:
-        DataError: absent, truncated, damaged, of another version, too large, or with what is not
-            read here (sparse arrays, objects, functions).
+        DataError: absent, truncated, damaged, of another version, or too large.
     """
     path = Path(path)
     with open_file(path, "damaged or truncated MATLAB file") as file:
-        header = file.read(128)
-        if header[:10] == b"MATLAB 7.3" or header[124:128] == b"\0\2IM":
-            raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
-        if header[124:128] not in (b"\0\1IM", b"\1\0MI"):
-            raise DataError(f"{path}: not a MATLAB level-5 file by its header")
+        if file.read(128)[124:128] not in (b"\0\1IM", b"\1\0MI"):
+            raise DataError(
+                f"{path}: not a MATLAB level-5 file by its header; save it again with -v7"
+            )
         try:
-            arrays = call_isolated(
+            variables: dict[str, Any] = call_isolated(
                 "scipy.io:loadmat",
                 str(path),
                 max_bytes=BASE + 3 * memory_limit(path),
                 timeout=TIMEOUT,
                 mat_dtype=True,
+                simplify_cells=True,
             )
         except IsolatedError as error:
             raise ValueError(str(error)) from error
-        return {
-            name: _to_plain(path, array)
-            for name, array in arrays.items()
-            if not name.startswith("__")
-        }
+        return {name: value for name, value in variables.items() if not name.startswith("__")}
 
 
-def _to_plain(path: Path, array: Any) -> MatValue:
-    """Structs, cells and text as plain Python; numbers as arrays."""
-    if not isinstance(array, np.ndarray) or type(array).__name__ == "MatlabFunction":
-        raise DataError(f"{path}: holds a {type(array).__name__}, which is not read here")
-    fields = array.dtype.names
-    if fields is not None:
-        records = []
-        for record in array.ravel("F"):
-            records.append({name: _to_plain(path, record[name]) for name in fields})
-        return records[0] if len(records) == 1 else records
-    if array.dtype == object:
-        return [_to_plain(path, cell) for cell in array.ravel("F")]
-    check_memory(path, array.nbytes)
-    if array.dtype.kind == "U":
-        return "\n".join(array.ravel())
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+def label_arrays(
+    path: str | Path, variables: Any, images: str, labels: str, shape: tuple[int, ...]
+) -> tuple[UInt8[Tensor, "*shape n"], Int64[Tensor, " n"]]:
+    """Images and labels among the variables of a file.
+
+    Args:
+        path: of the file, for errors.
+        variables: by name.
+        images: name of the images.
+        labels: name of their labels.
+        shape: of an image.
+
+    Raises:
+        DataError: they are not there, or of another shape or type.
+    """
+    fields = variables if isinstance(variables, dict) else {}
+    pixels = np.asarray(fields.get(images))
+    numbers = np.asarray(fields.get(labels)).reshape(-1)
+    sizes = (*shape, len(numbers))
+    is_image = pixels.dtype == np.uint8 and pixels.shape in (sizes, shape)
+    if not (is_image and pixels.size == math.prod(sizes) and numbers.dtype.kind in "uif"):
+        raise DataError(
+            f"{path}: expected {images} {[*shape, 'n']} of uint8 and n labels in {labels}, got "
+            f"{list(pixels.shape)} of {pixels.dtype} and {len(numbers)} of {numbers.dtype}"
+        )
+    return torch.from_numpy(pixels.reshape(sizes)), torch.from_numpy(numbers.astype(np.int64))

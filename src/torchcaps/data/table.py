@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
-from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import Entry, check_tree, find_group, read_entries, row_split
-from torchcaps.data.mask_files import read_mask_table
-from torchcaps.data.notes import damage_notes
+from torchcaps.data.entries import (
+    Entry,
+    damage_notes,
+    find_group,
+    read_entries,
+    row_split,
+)
+from torchcaps.data.masks import read_mask_table
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
-
-FLAT_COLUMNS = ("file", "label")
-TREE_COLUMNS = ("image", "coarse", "fine")
-
-
-class TableColumns(NamedTuple):
-    """The columns of a table that are read.
-
-    Attributes:
-        file: column of the image file.
-        labels: columns of labels: one; the levels of a tree, coarse to fine; or several classes.
-        is_tree: whether the labels of a row are the levels of a tree.
-        group: column of the object that an image shows.
-    """
-
-    file: str
-    labels: tuple[str, ...]
-    is_tree: bool = False
-    group: str | None = None
 
 
 def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     With the columns `image` and `mask` instead it gives images with masks, as `read_masks` does; a
-    table of classes may lie beside it. With the column `image`, all other columns but `split` are
-    the levels of a label tree, two or more, coarse to fine.
+    table of classes may lie beside it. Labels such as "clothing/tops/shirt" make a label tree.
 
     The option `label_column` names the column of labels instead; the files are then in `file` or
     `image`. If it names several, or `label_separator` divides what is in a column ("cat|dog"), an
@@ -69,22 +51,32 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     options = request.options
+    labels = tuple(map(str.strip, (options.label_column or "label").split(",")))
+    entries = []
+    missing = {}
     with csv_rows(path) as rows:
         header = rows.fieldnames or ()
         is_plain = options == ReadOptions(skip_damaged=options.skip_damaged)
         if {"image", "mask"} <= set(header) and is_plain:
             return read_mask_table(path, rows, request)
-        columns = _columns(path, header, options)
-        entries, missing = _entries(path, rows, columns, options)
-    num_rows = len(entries) + len(missing)
-    notes = damage_notes(path.stem, missing, num_rows, options.skip_damaged)
-    if options.label_separator and all(len(entry.labels) == 1 for entry in entries):
-        raise DataError(
-            f"{path}: expected {options.label_separator!r}, the label_separator "
-            f"(--label-separator), between labels in {', '.join(columns.labels)}, and it is in none"
-        )
-    if columns.is_tree:
-        check_tree(path, entries)
+        file = "image" if "image" in header and "file" not in header else "file"
+        for column in filter(None, (file, *labels, options.group_column)):
+            if column not in header:
+                raise DataError(
+                    f"{path}: no column {column!r}; expected file,label or what label_column "
+                    "(--label-column) and group_column (--group-column) name, and optionally "
+                    f"split, got {','.join(header) or 'an empty file'}"
+                )
+        for row in rows:
+            line = f"{path} line {rows.line_num}"
+            name = (row[file] or "").strip()
+            entry = _read_row(line, name, row, labels, options)
+            entry = entry._replace(file=os.path.join(path.parent, name))
+            entries.append(entry)
+            if not os.path.isfile(entry.file):
+                missing[entry.file] = f"{line}: no such file {entry.file}"
+    notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
+    entries = [entry for entry in entries if entry.file not in missing]
     return read_entries(path.stem, entries, request, notes=notes)
 
 
@@ -97,82 +89,24 @@ register_format(
 )
 
 
-def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableColumns:
-    """The columns that are read of a table with this header."""
-    labels = tuple(name.strip() for name in (options.label_column or "").split(",") if name)
-    is_tree = not (labels or options.label_separator or "label" in header)
-    is_tree = is_tree and not set(TREE_COLUMNS).isdisjoint(header)
-    file = "image" if labels and "image" in header and "file" not in header else FLAT_COLUMNS[0]
-    labels = labels or FLAT_COLUMNS[1:]
-    expected: Sequence[str] = (file, *labels)
-    if is_tree:
-        file, expected = "image", TREE_COLUMNS
-        labels = tuple(c for c in header if c not in (file, "split", options.group_column))
-    group = [options.group_column] if options.group_column else []
-    missing = [column for column in (file, *labels, *group) if column not in header]
-    if missing or (is_tree and len(labels) < 2):
-        raise DataError(
-            f"{path}: no column {missing[0] if missing else 'of labels'!r}; expected "
-            f"{','.join(expected)} or what label_column (--label-column) and group_column "
-            f"(--group-column) name, and optionally split, "
-            f"got {','.join(header) or 'an empty file'}"
-        )
-    return TableColumns(file, labels, is_tree, options.group_column)
-
-
-def _entries(
-    path: Path,
-    rows: csv.DictReader[str],
-    columns: TableColumns,
-    options: ReadOptions,
-) -> tuple[list[Entry], dict[str, str]]:
-    """The images of a table, and by file what is wrong with those that do not exist."""
-    entries = []
-    missing = {}
-    for row in rows:
-        line = f"{path} line {rows.line_num}"
-        file = (row[columns.file] or "").strip()
-        labels = _row_labels(line, row, file, columns, options.label_separator)
-        group = find_group(options.group_pattern, file)
-        if columns.group is not None:
-            group = (row[columns.group] or "").strip()
-            if not group:
-                raise DataError(f"{line}: expected a {columns.group!r}, which names a group")
-        image_path = os.path.join(path.parent, file)
-        if not os.path.isfile(image_path):
-            missing[image_path] = f"{line}: no such file {image_path}"
-            continue
-        entries.append(Entry(image_path, labels, row_split(line, row), group))
-    return entries, missing
-
-
-def _row_labels(
+def _read_row(
     line: str,
-    row: Mapping[str, str | None],
     file: str,
-    columns: TableColumns,
-    separator: str | None,
-) -> tuple[str, ...]:
-    """The classes of a row: one, unless the table has several classes for each image."""
-    labels = [(row[column] or "").strip() for column in columns.labels]
-    is_labeled = bool(labels[-1]) if columns.is_tree else any(labels)
-    if not file or not is_labeled:
-        raise DataError(f"{line}: expected a file and a label, got {file!r} and {labels[-1]!r}")
-    if columns.is_tree:
-        if not all(labels):
-            empty = columns.labels[labels.index("")]
-            raise DataError(f"{line}: label {labels[-1]!r} has no parent; {empty!r} is empty")
-        if any(SEPARATOR in label for label in labels):
-            raise DataError(
-                f"{line}: expected labels without {SEPARATOR!r}, which separates the levels, "
-                f"got {labels}"
-            )
-        return (SEPARATOR.join(labels),)
-    if separator:
-        labels = [label.strip() for label in separator.join(labels).split(separator)]
+    row: Mapping[str, str | None],
+    columns: Sequence[str],
+    options: ReadOptions,
+) -> Entry:
+    """The image of a row, which `line` names in errors; `columns` hold its labels."""
+    labels = [(row[column] or "").strip() for column in columns]
+    if options.label_separator:
+        joined = options.label_separator.join(labels)
+        labels = [label.strip() for label in joined.split(options.label_separator)]
     labels = list(filter(None, labels))  # an image may have fewer than others
-    if not labels:
-        raise DataError(f"{line}: expected a label, got {separator!r} alone")
-    if len(set(labels)) < len(labels):
-        raise DataError(f"{line}: expected different labels of an image, got {', '.join(labels)}")
-    return tuple(labels)
+    if not labels or len(set(labels)) < len(labels):
+        raise DataError(f"{line}: expected a label, or different ones, for {file}, got {labels}")
+    group = find_group(options.group_pattern, file)
+    if options.group_column is not None:
+        group = (row[options.group_column] or "").strip()
+        if not group:
+            raise DataError(f"{line}: expected a {options.group_column!r}, which names a group")
+    return Entry(file, tuple(labels), row_split(line, row), group)

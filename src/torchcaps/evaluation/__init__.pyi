@@ -1,6 +1,8 @@
 from torchcaps.evaluation.accuracy.calibration import (
     Calibration as Calibration,
+    HeldOutCalibration as HeldOutCalibration,
     Reliability as Reliability,
+    calibrate as calibrate,
     calibration as calibration,
     reliability as reliability,
 )
@@ -17,13 +19,10 @@ from torchcaps.evaluation.accuracy.few_labels import (
 )
 from torchcaps.evaluation.accuracy.multilabel import (
     MultiLabel as MultiLabel,
+    auroc as auroc,
     label_hits as label_hits,
     score_multilabel as score_multilabel,
     top_labels as top_labels,
-)
-from torchcaps.evaluation.accuracy.temperature import (
-    HeldOutCalibration as HeldOutCalibration,
-    calibrate as calibrate,
 )
 from torchcaps.evaluation.comparison.compare import (
     Comparison as Comparison,
@@ -44,36 +43,33 @@ from torchcaps.evaluation.comparison.uncertainty import (
 from torchcaps.evaluation.decoding.reconstruction import (
     Perturbation as Perturbation,
     Reconstructions as Reconstructions,
-    perturb as perturb,
-    reconstructions as reconstructions,
-)
-from torchcaps.evaluation.decoding.segmentation import (
     Segmentation as Segmentation,
     Segments as Segments,
     match_segments as match_segments,
+    perturb as perturb,
+    reconstructions as reconstructions,
     score_segmentation as score_segmentation,
     segment as segment,
 )
 from torchcaps.evaluation.robustness.affine import (
     AffineCurve as AffineCurve,
     AffineSweep as AffineSweep,
+    Equivariance as Equivariance,
     affine_sweep as affine_sweep,
+    equivariance as equivariance,
     transform_images as transform_images,
 )
-from torchcaps.evaluation.robustness.attack_sweep import (
+from torchcaps.evaluation.robustness.attacks import (
     AttackOutcome as AttackOutcome,
     AttackSweep as AttackSweep,
     MaskingCheck as MaskingCheck,
     MaskingReport as MaskingReport,
-    attack_outcome as attack_outcome,
     attack_sweep as attack_sweep,
-    masking_report as masking_report,
-)
-from torchcaps.evaluation.robustness.attacks import (
     bim as bim,
     carlini_wagner as carlini_wagner,
     fgsm as fgsm,
     full_margin_loss as full_margin_loss,
+    masking_report as masking_report,
     pgd as pgd,
     sign_noise as sign_noise,
     vote_attack as vote_attack,
@@ -81,15 +77,10 @@ from torchcaps.evaluation.robustness.attacks import (
 from torchcaps.evaluation.robustness.detection import (
     Detection as Detection,
     Rejection as Rejection,
-    auroc as auroc,
     detect_adversarial as detect_adversarial,
     detection_threshold as detection_threshold,
     reconstruction_distances as reconstruction_distances,
     reject_by_length as reject_by_length,
-)
-from torchcaps.evaluation.robustness.equivariance import (
-    Equivariance as Equivariance,
-    equivariance as equivariance,
 )
 from torchcaps.evaluation.robustness.viewpoints import (
     Matched as Matched,
@@ -107,27 +98,24 @@ from torchcaps.evaluation.routing.coupling_maps import (
     coupling_maps as coupling_maps,
 )
 from torchcaps.evaluation.routing.couplings import (
+    ActivationDecay as ActivationDecay,
+    CapsuleActivity as CapsuleActivity,
     CouplingDynamics as CouplingDynamics,
     CouplingEntropy as CouplingEntropy,
     ParseTree as ParseTree,
+    SignTest as SignTest,
+    Starvation as Starvation,
+    capsule_activity as capsule_activity,
     coupling_dynamics as coupling_dynamics,
     coupling_entropy as coupling_entropy,
     parse_tree as parse_tree,
+    sign_test as sign_test,
+    starvation as starvation,
 )
 from torchcaps.evaluation.routing.diagnosis import (
     Diagnosis as Diagnosis,
     LayerDiagnosis as LayerDiagnosis,
     diagnose as diagnose,
-)
-from torchcaps.evaluation.routing.health import (
-    ActivationDecay as ActivationDecay,
-    CapsuleActivity as CapsuleActivity,
-    SignTest as SignTest,
-    Starvation as Starvation,
-    activation_decay as activation_decay,
-    capsule_activity as capsule_activity,
-    sign_test as sign_test,
-    starvation as starvation,
 )
 from torchcaps.evaluation.routing.layers import (
     route_images as route_images,

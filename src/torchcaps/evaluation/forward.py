@@ -1,15 +1,12 @@
 """Running a model over many images: evaluation mode, no gradients, bounded batches."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import chain
-from operator import attrgetter
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_positive, check_shape
+from torchcaps.errors import check_positive, check_shape
 from torchcaps.evaluation.base import (
     BATCH,
     Activations,
@@ -18,57 +15,14 @@ from torchcaps.evaluation.base import (
     check_images,
     check_labels,
 )
-from torchcaps.transfer import widen
+from torchcaps.transfer import (
+    autocast as autocast,
+    device_of as device_of,
+    eval_mode as eval_mode,
+    evaluating as evaluating,
+    widen,
+)
 from torchcaps.types import ModelSpec, declares, model_metadata, spec_of
-
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode without gradients.
-
-    Afterwards every submodule has its own training flag back.
-    """
-    with eval_mode(model), torch.inference_mode():
-        yield
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode with gradients.
-
-    Afterwards every submodule has its own training flag back.
-    """
-    modules = list(model.modules())
-    flags = list(map(attrgetter("training"), modules))
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in zip(modules, flags, strict=True):
-            module.training = training
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter or buffer; the CPU for a model without either."""
-    first = next(chain(model.parameters(), model.buffers()), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the autocast context of a precision.
-
-    Args:
-        device: device of the model.
-        precision: "bf16" or "fp16"; with "fp32" and "tf32" autocast is off.
-
-    Raises:
-        UnknownNameError: for another precision.
-    """
-    check_known("precision", precision, PRECISIONS)
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
 
 def activations_of(model: nn.Module, images: Tensor, spec: ModelSpec | None = None) -> Activations:

@@ -1,20 +1,10 @@
 """Published experiments, run and set beside their published figures."""
 
-from torchcaps.reproduction.folds import (
-    CrossValidation as CrossValidation,
-    cross_validate as cross_validate,
-)
-from torchcaps.reproduction.measures import (
-    MEASURES as MEASURES,
-    register_measure as register_measure,
-)
-from torchcaps.reproduction.result import Result as Result, read_results as read_results
-from torchcaps.reproduction.run import reproduce as reproduce
-from torchcaps.reproduction.table import (
-    Results as Results,
-    field_tables as field_tables,
-    results_table as results_table,
-    viewpoint_lines as viewpoint_lines,
-    write_field as write_field,
-    write_table as write_table,
-)
+from torchcaps.registry import load_name, stub_names
+
+_MODULES = stub_names(__file__)
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    return load_name(__name__, _MODULES, name)

@@ -9,8 +9,7 @@ from torchcaps.errors import RunError, UnknownNameError, check_range
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import EvaluatedRun, evaluate, open_task
 from torchcaps.reproduction.measures import MEASURES
-from torchcaps.reproduction.result import RESULT_FILE, Result
-from torchcaps.reproduction.table import Results
+from torchcaps.reproduction.table import RESULT_FILE, Result, Results
 from torchcaps.settings import known_settings
 from torchcaps.training import Callback, Recipe, Run, TrainConfig, load_recipe, train
 from torchcaps.training.recipes import Row

@@ -1,20 +1,23 @@
-"""Tables of results: measured beside published, and the field's comparison.
+"""Results: what one run of an experiment measured, as a file in its folder; and their tables.
 
-The field is every system on the same data, with its routing and without it, as a table and a
-picture.
+Tables show measured beside published figures, and the field's comparison. The field is every system
+on the same data, with its routing and without it, as a table and a picture.
 """
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
+from torchcaps.errors import RunError, read_text
 from torchcaps.evaluation import compare_viewpoints
 from torchcaps.evaluation.base import TextTable
 from torchcaps.reporting import can_plot, save_figure
-from torchcaps.reproduction.result import Result
-from torchcaps.training.files import atomic
+from torchcaps.training.files import atomic, write_json
 from torchcaps.words import counted, in_words
 
 HEADING = (
@@ -44,6 +47,67 @@ FIELD_HEADING = (
     "training",
 )
 Curve = tuple[list[float], list[float]]  # on familiar and novel views: an accuracy each epoch
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of an experiment measured.
+
+    Attributes:
+        recipe: name of the recipe.
+        row: name of the row of the recipe's table.
+        budget: how much was run.
+        seed: of the run.
+        figures: by name; numbers, and whole measurements under the names of their measures.
+        shown: names of the figures that the table shows.
+        published: the paper's figures, by name.
+        parameters: number of parameters of the model.
+        epochs: number of epochs that were trained.
+        images_per_second: mean over epochs; None if no epoch was measured.
+        seconds: of training, without evaluations.
+        machine: processor or GPU, and threads.
+        torch: its version.
+        command: repeats the run.
+    """
+
+    recipe: str
+    row: str
+    budget: str
+    seed: int
+    figures: dict[str, Any]
+    shown: list[str]
+    published: dict[str, str]
+    parameters: int
+    epochs: int
+    images_per_second: float | None
+    seconds: float
+    machine: str
+    torch: str
+    command: str
+
+    @classmethod
+    def read(cls, folder: Path) -> "Result":
+        """The result in a run folder. Raises RunError if it cannot be read."""
+        file = folder / RESULT_FILE
+        try:
+            content = json.loads(read_text(file))
+            return cls(**{field.name: content[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file}: is no readable result ({error})") from error
+
+    def write(self, folder: Path) -> None:
+        """Write it into a run folder."""
+        write_json(folder / RESULT_FILE, asdict(self))
+
+
+def read_results(output: str | Path) -> list[Result]:
+    """Every result below a folder, in the order of their paths.
+
+    Raises RunError for a result that cannot be read.
+    """
+    files = sorted(Path(output).glob(f"*/*/*/*/{RESULT_FILE}"))
+    return [Result.read(file.parent) for file in files]
 
 
 class Results(list[Result]):

@@ -18,19 +18,19 @@ from torchcaps import plugins
 from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
-from torchcaps.evaluation.forward import autocast, device_of, evaluating
 from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.images import shrink
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._config import complete_config
-from torchcaps.tasks.metrics import extra_metrics
+from torchcaps.transfer import autocast, device_of, evaluating
 from torchcaps.types import Capsules, ModelSpec, declares, model_metadata, spec_of
 from torchcaps.words import join_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from torchcaps.evaluation.base import EvaluationResult, Progress
 
 BATCH = 256
 Outputs = dict[str, Tensor]
@@ -91,8 +91,8 @@ class Task(nn.Module):
     # Why it is another one than that of the class, a sentence.
     score_reason: str = ""
     # Names that the setting `loss` may have; the first one is taken where neither run nor model
-    # says. A task of one loss needs none: it is then called "loss".
-    losses: ClassVar[Collection[str]] = ()
+    # says.
+    losses: ClassVar[Collection[str]] = ("loss",)
     # What a model is taken for that declares nothing.
     default_spec: ClassVar[ModelSpec] = ModelSpec()
     # Tasks of models for which "auto" means this one; by default its own name alone. A subclass
@@ -223,6 +223,8 @@ class Task(nn.Module):
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """What `evaluate_task` returns, by the outputs for the images."""
+        from torchcaps.evaluation.base import MetricResult
+
         return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
@@ -285,6 +287,8 @@ def evaluate_task(
     task: Task, images: Dataset, *, progress: Progress | None = None
 ) -> EvaluationResult:
     """The metrics of a task on test images, which were not used in training."""
+    from torchcaps.tasks.metrics import extra_metrics
+
     outputs = eval_outputs(task, images, progress=progress)
     extra = extra_metrics(task.config.task.metrics, outputs)
     return task.evaluation(outputs, images).with_extra(extra)
@@ -360,7 +364,8 @@ def create_task(model: nn.Module, config: TrainConfig, images: Dataset | None = 
 
 def check_task(task: Task, images: Dataset) -> None:
     """Let one image through: a model that cannot take it is refused before a training."""
-    eval_outputs(task, images.subset([0]))
+    with evaluating(task):
+        task.eval_step(first_batch(task, images, 1))
 
 
 def drawing_error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,7 +13,6 @@ from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, UnknownNameError, check_range
 from torchcaps.registry import Registry
 from torchcaps.settings import CHOICES, TrainConfig, known_settings
-from torchcaps.tasks.metrics import METRICS
 from torchcaps.types import ModelSpec, declares, spec_of
 
 if TYPE_CHECKING:
@@ -65,39 +64,43 @@ def complete_config(
             than the model can take.
     """
     spec = spec_of(model) if declares(model) else task.default_spec
-    losses = task.losses or ("loss",)
-    loss = spec.loss if spec.loss in losses else next(iter(losses))
+    loss = spec.loss if spec.loss in task.losses else next(iter(task.losses))
     if not task.augments:
         config = without_default_changes(config)
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss
-    if loss not in losses:
-        raise UnknownNameError("loss", loss, losses)
-    for name in config.task.metrics:
-        METRICS[name]
+    if loss not in task.losses:
+        raise UnknownNameError("loss", loss, task.losses)
+    if config.task.metrics:
+        from torchcaps.tasks.metrics import METRICS
+
+        for name in config.task.metrics:
+            METRICS[name]
     by_task = task.default_settings(model, spec, loss)
     _check_used(config, task, spec, by_task)
-    table: dict[str, Mapping[str, Any]] = {
-        "data": {} if images is None else _data_settings(task, images),
-        "task": {"clip": task.clip, **by_task},
-        "default": DEFAULTS,
-    }
-    for origin, values in table.items():
-        config = config.filled(values, origin)
-    if trains and images is not None:
-        config = config.filled(read_settings(config))
-        config = config.filled({"batch_size": _batch_size(config, spec, len(images))}, "data")
-    return config
 
+    if images is not None:
+        # A resumed run reads them as the first start did.
+        by_data: dict[str, Any] = {"storage": "memory"}
+        if isinstance(images, DiskDataset):
+            by_data["storage"] = "disk"
+        # Decoders draw values in [0, 1], and of several classes what each looks like alone.
+        has_several = "labels" in task.targets and "single_label" not in images.targets
+        if has_several or images.preprocess is ArrayPreprocess:
+            by_data["reconstruction"] = 0.0
+        config = config.filled(by_data, "data")
+    config = config.filled({"clip": task.clip} | by_task, "task").filled(DEFAULTS)
+    if images is None or not trains:
+        return config
 
-def _data_settings(task: type[Task], images: Dataset) -> dict[str, Any]:
-    """What the images decide: a resumed run reads them as the first start did."""
-    settings: dict[str, Any] = {"storage": "disk" if isinstance(images, DiskDataset) else "memory"}
-    # Decoders draw values in [0, 1], and of several classes what each of them looks like alone.
-    has_several = "labels" in task.targets and "single_label" not in images.targets
-    if has_several or images.preprocess is ArrayPreprocess:
-        settings["reconstruction"] = 0.0
-    return settings
+    config = config.filled(read_settings(config))
+    epoch_size = config.data.epoch_size or len(images)
+    # An update has the images of `accumulate` batches.
+    num_images = config.training.epochs * epoch_size // config.optimizer.accumulate
+    batch_size = config.training.batch_size or default_batch_size(num_images)
+    check_range("batch_size", batch_size, low=current().world_size)  # an image for each process
+    check_range("batch_size", min(batch_size, epoch_size), low=spec.smallest_batch)
+    return config.filled({"batch_size": batch_size}, "data")
 
 
 def without_default_changes(config: TrainConfig) -> TrainConfig:
@@ -151,17 +154,6 @@ def read_settings(config: TrainConfig) -> dict[str, Any]:
                 f"leave it out, or take it with {' or '.join(readers)}",
             )
     return defaults
-
-
-def _batch_size(config: TrainConfig, spec: ModelSpec, num_images: int) -> int:
-    """Images of a batch; ArgumentError for one that processes or the model cannot take."""
-    epoch_size = config.data.epoch_size or num_images
-    # An update has the images of `accumulate` batches.
-    num_images = config.training.epochs * epoch_size // config.optimizer.accumulate
-    size = config.training.batch_size or default_batch_size(num_images)
-    check_range("batch_size", size, low=current().world_size)  # an image for each process
-    check_range("batch_size", min(size, epoch_size), low=spec.smallest_batch)
-    return size
 
 
 def default_batch_size(num_images: int) -> int:

@@ -37,7 +37,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from torchcaps.data import Batch, Dataset
-from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.points import cross_matrix
@@ -45,7 +45,6 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.models import Aligned
 from torchcaps.registry import Registry
 from torchcaps.tasks._base import (
-    EvaluationResult,
     Outputs,
     Predictions,
     ReportItem,
@@ -53,7 +52,7 @@ from torchcaps.tasks._base import (
     first_batch,
     register_task,
 )
-from torchcaps.transfer import to_device, widen
+from torchcaps.transfer import evaluating, to_device, widen
 
 # Weights of the six losses.
 WEIGHTS = {

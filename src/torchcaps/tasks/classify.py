@@ -5,10 +5,12 @@ for each class. Out: a loss in training, to which the error of a reconstruction 
 metrics of held-out images. Steps return `Outputs`, tensors by name.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +18,13 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, multi_hot
+from torchcaps.data.classes import class_counts
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.evaluation import score
-from torchcaps.evaluation.accuracy.multilabel import predicted_classes
 from torchcaps.functional import margin_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings
 from torchcaps.tasks._base import (
-    EvaluationResult,
     Outputs,
     Predictions,
     ReportItem,
@@ -32,12 +32,11 @@ from torchcaps.tasks._base import (
     drawing_error,
     register_task,
 )
-from torchcaps.tasks.class_weights import balanced_weights, image_losses, image_weights
-from torchcaps.tasks.collapse import collapse_state, collapse_warnings
-from torchcaps.tasks.imbalance import imbalance, unpredicted_warnings
-from torchcaps.tasks.metrics import balanced_accuracy
 from torchcaps.transfer import widen
 from torchcaps.types import Capsules, ModelSpec
+
+if TYPE_CHECKING:
+    from torchcaps.evaluation.base import EvaluationResult
 
 # The weight of the reconstruction in "Dynamic Routing Between Capsules" (arXiv 1710.09829), for a
 # squared error summed over the 784 pixels of MNIST. Larger images get a smaller weight a pixel, so
@@ -49,6 +48,7 @@ HARD = {"present": 0.95, "absent": 0.05, "down_weight": 0.8}  # of the margin lo
 # Margins at the start and at the end; a large one from the start leaves many capsules dead.
 FIRST_MARGIN = 0.2
 LAST_MARGIN = 0.9
+MAX_RATIO = 3  # of the images of the largest class to those of the smallest
 
 
 class Scores(NamedTuple):
@@ -161,12 +161,23 @@ class Classify(Task):
         if images is None:
             return
         if self.config.task.class_weights == "auto":
+            from torchcaps.tasks.class_weights import balanced_weights
+
             self.class_weights = balanced_weights(images.labels, images.num_classes)
             self.advice = ""
-        reason = imbalance(images) if self.score == "accuracy" else ""
-        if reason:
+        counts = class_counts(images.labels, images.num_classes)
+        smallest = int(counts[counts > 0].min())
+        largest = int(counts.max())
+        if self.score == "accuracy" and largest > MAX_RATIO * smallest:
             self.score = "balanced_accuracy"
-            self.score_reason = reason + self.advice
+            sizes = counts.tolist()
+            small = images.classes[sizes.index(smallest)]
+            large = images.classes[sizes.index(largest)]
+            self.score_reason = (
+                f"classes have from {smallest:,} ({small}) to {largest:,} ({large}) images: the "
+                "epoch is chosen by balanced accuracy, the mean accuracy of the classes"
+                f"{self.advice}"
+            )
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -209,11 +220,14 @@ class Classify(Task):
         self, scores: Scores, targets: Tensor, fraction_trained: float, labels: Tensor | None = None
     ) -> Tensor:
         """The loss without the reconstruction, a mean over the batch; by labels weighted ones."""
-        arguments = (scores, targets, fraction_trained, self.config.task)
         loss = self.losses[self.loss]
+        settings = self.config.task
         if labels is None or self.class_weights is None:
-            return loss(*arguments)
-        return (image_weights(self.class_weights, labels) * image_losses(loss, *arguments)).mean()
+            return loss(scores, targets, fraction_trained, settings)
+        from torchcaps.tasks.class_weights import image_losses, image_weights
+
+        weights = image_weights(self.class_weights, labels)
+        return (weights * image_losses(loss, scores, targets, fraction_trained, settings)).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
@@ -260,11 +274,15 @@ class Classify(Task):
         accuracy = is_correct(activation, labels).double().mean()
         metrics = {"loss": loss.item(), "accuracy": accuracy.item()}
         if self.score == "balanced_accuracy":
+            from torchcaps.tasks.metrics import balanced_accuracy
+
             metrics[self.score] = balanced_accuracy(activation, labels).item()
         return metrics
 
     def warnings(self, outputs: Outputs, fraction_trained: float) -> list[str]:
         """Sentences about class capsules that do not tell classes apart."""
+        from torchcaps.tasks.collapse import collapse_warnings, unpredicted_warnings
+
         activation = outputs["activation"]
         labels = outputs["labels"]
         sentences = []
@@ -280,10 +298,14 @@ class Classify(Task):
         """A sentence where all class capsules are dead or saturated, so that training restarts."""
         if not self._has_lengths:
             return None
+        from torchcaps.tasks.collapse import collapse_state
+
         state = collapse_state(losses["activation"])
         return state and f"every class capsule was {state}"
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
+        from torchcaps.evaluation import score
+
         evaluation = score(
             outputs["activation"],
             images.labels,
@@ -320,5 +342,7 @@ def is_correct(
     """Whether the most active class is the label; of k labels, whether the k most active are."""
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels
+    from torchcaps.evaluation.accuracy.multilabel import predicted_classes
+
     is_label = multi_hot(labels, activation.shape[1]).bool()
     return (predicted_classes(activation, labels) == is_label).all(dim=1)

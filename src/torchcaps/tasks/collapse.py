@@ -1,9 +1,12 @@
-"""Recognize a capsule network that does not learn, and say what to change."""
+"""Recognize a capsule network that does not learn or misses classes, and say what to change."""
+
+from collections.abc import Sequence
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from torchcaps.data.classes import class_counts
+from torchcaps.evaluation.accuracy.multilabel import predicted_classes
 from torchcaps.words import join_names
 
 DEAD = 0.05  # the largest length
@@ -77,3 +80,24 @@ def collapse_warnings(
     names = join_names(list(map(str, silent)), MAX_NAMES)
     advice = f"train longer, or {SATURATED_ADVICE}"
     return [f"class capsules {names} never change (dead or saturated): {advice}"]
+
+
+def unpredicted_warnings(
+    activation: Float[Tensor, "n classes"],
+    labels: Shaped[Tensor, " n *classes"],
+    classes: Sequence[str],
+    advice: str,
+) -> list[str]:
+    """A sentence about classes that have held-out images and that no image is taken for.
+
+    Args:
+        activation: of all classes.
+        labels: `[n]`, or 0 and 1 `[n, classes]`.
+        classes: their names.
+        advice: end of the sentence.
+    """
+    is_shown = class_counts(labels, activation.shape[1]) > 0
+    is_missing = is_shown & ~predicted_classes(activation, labels).any(dim=0)
+    names = [classes[index] for index in is_missing.nonzero().flatten().tolist()]
+    sentence = f"no held-out image was taken for: {join_names(names)}; train longer{advice}"
+    return [sentence] if names else []

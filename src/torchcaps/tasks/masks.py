@@ -20,7 +20,7 @@ from torch import Tensor
 from torchcaps.data import Preprocess
 from torchcaps.data.masks import overlaid, write_mask
 from torchcaps.data.pixels import to_float
-from torchcaps.evaluation.forward import device_of
+from torchcaps.transfer import device_of
 from torchcaps.types import model_metadata
 
 OVERLAP = 4  # neighboring tiles of a large image share a quarter of their side

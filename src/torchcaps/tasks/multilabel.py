@@ -10,9 +10,9 @@ from torch import Tensor
 from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
+from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional.squash import full_precision
 from torchcaps.tasks._base import (
-    EvaluationResult,
     Outputs,
     Predictions,
     ReportItem,

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import MetricResult, check_images
-from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs
 from torchcaps.tasks._base import BATCH, join_outputs
+from torchcaps.transfer import device_of, evaluating
 
 SHIFT = ("dx", "dy")  # names of the m numbers of a transformation
 AFFINE = ("xx", "xy", "x", "yx", "yy", "y")

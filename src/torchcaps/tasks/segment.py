@@ -40,12 +40,11 @@ from torchcaps.evaluation.accuracy.pixels import (
     mask_figures,
     pixel_counts,
 )
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.tasks._base import (
     BATCH,
-    EvaluationResult,
     Outputs,
     ReportItem,
     Task,
@@ -53,7 +52,7 @@ from torchcaps.tasks._base import (
     register_task,
 )
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
-from torchcaps.transfer import widen
+from torchcaps.transfer import device_of, evaluating, widen
 from torchcaps.types import ModelSpec
 
 MAX_EVAL_PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128

@@ -21,13 +21,12 @@ from torch import Generator, Tensor
 
 from torchcaps.data import Batch, Dataset, Transforms
 from torchcaps.errors import ArgumentError, check_known, check_range
-from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional import move_by_matrix
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.tasks._base import (
-    EvaluationResult,
     Outputs,
     Predictions,
     ReportItem,
@@ -43,7 +42,7 @@ from torchcaps.tasks.pose_changes import (
     fit_line,
     measure_pairs,
 )
-from torchcaps.transfer import to_device
+from torchcaps.transfer import evaluating, to_device
 from torchcaps.types import ModelSpec
 from torchcaps.words import rounded
 

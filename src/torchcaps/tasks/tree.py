@@ -26,11 +26,10 @@ from torchcaps.data import Batch, Dataset, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
-from torchcaps.evaluation.base import TextTable
-from torchcaps.evaluation.forward import device_of
-from torchcaps.tasks._base import EvaluationResult, Outputs, Predictions, ReportItem, register_task
+from torchcaps.evaluation.base import EvaluationResult, TextTable
+from torchcaps.tasks._base import Outputs, Predictions, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
-from torchcaps.transfer import widen
+from torchcaps.transfer import device_of, widen
 from torchcaps.types import ModelSpec
 from torchcaps.words import in_words, join_names, percent
 

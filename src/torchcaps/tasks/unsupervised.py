@@ -26,12 +26,10 @@ from torch import Generator, Tensor
 from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import all_gather_rows, all_reduce_sum
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, MetricResult
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE_RANGE, Explanation, Noise, Objects
 from torchcaps.tasks._base import (
-    EvaluationResult,
-    MetricResult,
     Outputs,
     Predictions,
     ReportItem,
@@ -40,7 +38,7 @@ from torchcaps.tasks._base import (
     first_batch,
     register_task,
 )
-from torchcaps.transfer import to_device
+from torchcaps.transfer import device_of, evaluating, to_device
 
 # Images are clustered twice: by q_k and by a_k. These clusters are rows 0 and 1 of the model's
 # `centers`, and of its `names`, the class of each cluster.

@@ -170,7 +170,7 @@ def planted_pair(
         size = (sizes.children, sizes.parents, sizes.dim)
         votes, labels = planted_answers(kind, num_samples, *size, seed=seed)
         children = DenseVotes(votes, pose=pose)
-        return PlantedAccuracy(*(_accuracy(ablated, children, labels) for ablated in ablations))
+        return PlantedAccuracy._make(_accuracy(ablated, children, labels) for ablated in ablations)
 
     return PlantedPair(measure("agreement"), measure("mean"))
 

@@ -98,7 +98,7 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         expected = Routed(pose.roll(1, -2), activation.roll(1, -1), coupling.roll(1, -1))
         advice = "if places matter, set permutation_equivariant = False"
         assert_outcome(f"{advice}; parents", permuted, expected)
-        permuted = route(_Inputs(*(tensor.roll(1, 3) for tensor in inputs)))
+        permuted = route(_Inputs._make(tensor.roll(1, 3) for tensor in inputs))
         expected = Routed(pose, activation, coupling.roll(1, -2))
         assert_outcome(f"{advice}; children", permuted, expected)
 

@@ -8,17 +8,16 @@ from torchcaps.functional import squash_with_length
 from torchcaps.types import Capsules
 
 
-def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+def seeded(seed: int = 0) -> torch.Generator:
     """A new generator with this seed.
 
     Args:
         seed: of the generator.
-        device: on which it draws.
 
     Returns:
         The generator.
     """
-    return torch.Generator(device).manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
 
 
 def random_capsules(
@@ -27,23 +26,18 @@ def random_capsules(
     dim: int = 8,
     *,
     space: tuple[int, ...] = (),
-    scale: float = 1.0,
     generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
 ) -> Capsules:
     """Vector capsules in random directions: squashed normal vectors, and their lengths.
+
+    The lengths are about `dim / (1 + dim)`.
 
     Args:
         batch: number of samples.
         capsules: number of capsules at each position.
         dim: dimensions of a pose.
         space: positions along each axis.
-        scale: standard deviation of the vectors before the squash: 1 gives lengths of about
-            `dim / (1 + dim)`.
         generator: of the vectors; by default a new one with seed 0.
-        dtype: type of the capsules.
-        device: device of the capsules and of the generator.
 
     Returns:
         Poses `[batch, *space, capsules, dim]` and activations `[batch, *space, capsules]`.
@@ -54,9 +48,7 @@ def random_capsules(
         torch.Size([2, 3, 4, 5, 8])
     """
     size = (batch, *space, capsules, dim)
-    generator = generator or seeded(device=device)
-    s = scale * torch.randn(size, generator=generator, dtype=dtype, device=device)
-    return squash_with_length(s)
+    return squash_with_length(torch.randn(size, generator=generator or seeded()))
 
 
 def random_votes(
@@ -66,10 +58,8 @@ def random_votes(
     dim: int = 4,
     *,
     space: tuple[int, ...] = (),
-    scale: float = 1.0,
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
 ) -> Float[Tensor, "batch *space children parents dim"]:
     """Normal votes.
 
@@ -79,14 +69,11 @@ def random_votes(
         parents: number of parents.
         dim: dimensions of a vote.
         space: sizes of the axes of positions; none by default.
-        scale: standard deviation.
         generator: draws the votes; by default a new one with seed 0.
         dtype: type of the votes.
-        device: device of the votes and of the generator.
 
     Returns:
         Votes `[batch, *space, children, parents, dim]`.
     """
     size = (batch, *space, children, parents, dim)
-    generator = generator or seeded(device=device)
-    return scale * torch.randn(size, generator=generator, dtype=dtype, device=device)
+    return torch.randn(size, generator=generator or seeded(), dtype=dtype)

@@ -5,12 +5,12 @@ from pathlib import Path
 from torchcaps.data import Dataset
 from torchcaps.errors import RunError
 from torchcaps.evaluation import HeldOutCalibration, calibrate
-from torchcaps.evaluation.forward import device_of
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._base import eval_outputs
 from torchcaps.training.checkpoint import load
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, read_json, write_json
 from torchcaps.training.run import Run
+from torchcaps.transfer import device_of
 
 FORMAT = 1
 

@@ -7,16 +7,14 @@ one here, or with `register_callback`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from torchcaps.distributed import current
 from torchcaps.errors import printable
-from torchcaps.progress import epoch_lines, print_above, progress_bar
+from torchcaps.progress import progress_bar
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
 
@@ -99,10 +97,8 @@ class BestWeights(Callback):
     """
 
     is_late = True
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.weights: dict[str, Tensor] = {}
+    epoch = 0
+    weights: dict[str, Tensor] | None = None
 
     def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
         if row["best"]:
@@ -190,8 +186,8 @@ class ProgressBar(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         self.num_messages = 0
-        self.stack = ExitStack()
-        self.bar: Progress = self.stack.enter_context(progress_bar(self.title))
+        self.bar = progress_bar(self.title)
+        self.bar.start()
         self.task = self.bar.add_task("", total=trainer.total_steps)
         self._print_messages(trainer)
 
@@ -201,21 +197,38 @@ class ProgressBar(Callback):
         self.bar.update(self.task, completed=int(losses["step"]), description=description)
 
     def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        print_above(self.bar, epoch_lines(row))
+        parts = [f"epoch {row['epoch']}/{row['epochs']}"]
+        for title, prefix in (("training", "train_"), ("validation", "val_")):
+            metrics = []
+            for name, metric in row.items():
+                if name.startswith(prefix):
+                    number = f"{metric:.2%}" if name.endswith("accuracy") else f"{metric:.4f}"
+                    metrics.append(f"{name.removeprefix(prefix).replace('_', ' ')} {number}")
+            parts.append(f"{title}: {', '.join(metrics)}")
+        parts.append(f"{row['images_per_second']:.0f} images/s")
+        warnings = [f"\nwarning: {text}" for text in row["warnings"]]
+        self._print("  ".join(parts) + "".join(warnings))
 
     def on_end(self, trainer: Trainer) -> None:
         self._print_messages(trainer)
-        self.stack.close()
+        self.bar.stop()
 
     def _print_messages(self, trainer: Trainer) -> None:
         for sentence in trainer.messages[self.num_messages :]:
-            print_above(self.bar, printable(sentence))
+            self._print(printable(sentence))
         self.num_messages = len(trainer.messages)
+
+    def _print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self.bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def copy_state(model: torch.nn.Module) -> dict[str, Tensor]:
     """A copy of the state of a model, on its device."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    copies = {}
+    for name, tensor in model.state_dict().items():
+        copies[name] = tensor.detach().clone()
+    return copies
 
 
 def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_score: float) -> str:

@@ -26,9 +26,9 @@ from torchcaps.data.files import identities
 from torchcaps.data.load import default_cache_dir
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
-from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.settings import TrainConfig
 from torchcaps.training.files import checksum, make_folder
+from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import spec_of
 
 BATCH = 64  # images in a pass of the backbone

@@ -14,10 +14,8 @@ from torchcaps import training
 from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
-from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -25,11 +23,16 @@ from torchcaps.training.callbacks import (
     ProgressBar,
     SecondStart,
 )
-from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
+from torchcaps.training.device import (
+    memory_errors,
+    resolve_device,
+    resolve_precision,
+    training_threads,
+)
 from torchcaps.training.inputs import Data, as_set, is_loader
 from torchcaps.training.loop import Row, Trainer
-from torchcaps.training.sampling import cropped, split
-from torchcaps.training.threads import training_threads
+from torchcaps.training.sampling import DatasetBatches, cropped, split
+from torchcaps.transfer import device_of
 from torchcaps.types import model_metadata, set_model_metadata
 from torchcaps.words import counted
 
@@ -104,19 +107,15 @@ def fit(
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
     names = [callback for callback in callbacks if isinstance(callback, str)]
-    config = (config or TrainConfig()).updated(**settings)
-    if names:
-        config = config.updated(callbacks=names)
+    config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
+    num_threads = next((callback.threads for callback in watchers if callback.threads), None)
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    threads = [watcher.threads for watcher in watchers if watcher.threads]
-    with memory_errors(), training_threads(device, *threads) as choice, _memory_format(model):
+    with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(model):
         model.to(device)
-        if is_loader(data):
-            config = training.loaders.loader_config(data, config)
-        images, val_images, notes = _fit_data(model, data, labels, validation, config)
+        config, images, val_images, notes = _fit_data(model, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
         kind = task_class(config.task.name, model, images)
         config = complete_config(config, kind, model, images)
@@ -124,10 +123,15 @@ def fit(
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = _load_initial(model, config.model.init, images.classes)
-        batches: Any = DatasetBatches(images, task, config)
+        initial = ""
+        if config.model.init is not None:
+            weights = training.initial.InitialWeights(model, config.model.init, images.classes)
+            initial = weights.sentence
+        batches = DatasetBatches(images, task, config)
         if is_loader(data):
-            batches = training.loaders.LoaderBatches(data, images, task, config)
+            from torchcaps.training.loaders import LoaderBatches
+
+            batches = LoaderBatches(data, images, task, config)
         bars = [ProgressBar()] if verbose else []
         trainer = Trainer(
             task,
@@ -137,8 +141,7 @@ def fit(
             [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars],
         )
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
-        sentences = [summary, *notes, choice, task.score_reason]
-        trainer.messages += [sentence for sentence in sentences if sentence]
+        trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
         if initial:
             trainer.note(initial)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
@@ -157,8 +160,8 @@ def fit(
 
 def _fit_data(
     model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
-) -> tuple[Dataset, Dataset, list[str]]:
-    """Images to train on, images to choose the epoch by, and sentences about them."""
+) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
+    """The settings, images to train on and to choose the epoch by, and sentences about them."""
     val_images = None
     if validation is not None:
         val_images = cropped(as_set(validation, None, model), config.data.crop)
@@ -166,19 +169,18 @@ def _fit_data(
         if labels is not None:
             kind = type(data).__name__
             raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
-        return training.loaders.loader_data(data, val_images, config, model)
+        from torchcaps.training.loaders import loader_config, loader_data
+
+        config = loader_config(data, config)
+        images, val_images, notes = loader_data(data, val_images, config, model)
+        return config, images, val_images, notes
     images = as_set(data, labels, model)
     notes = list(images.notes)
     if val_images is None:
-        return *split(images, config), notes
-    return images, match_classes(val_images, images.classes), notes
-
-
-def _load_initial(model: nn.Module, source: str | None, classes: tuple[str, ...]) -> str:
-    """A sentence on the weights of another training that a model begins with, if on any."""
-    if source is None:
-        return ""
-    return training.initial.InitialWeights(model, source, classes).sentence
+        images, val_images = split(images, config)
+    else:
+        val_images = match_classes(val_images, images.classes)
+    return config, images, val_images, notes
 
 
 @contextmanager

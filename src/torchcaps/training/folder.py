@@ -20,6 +20,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback
 from torchcaps.training.checkpoint import saved_options
+from torchcaps.training.device import check_threads
 from torchcaps.training.environment import environment
 from torchcaps.training.files import (
     CALIBRATION_FILE,
@@ -49,7 +50,6 @@ from torchcaps.training.run import (
     is_run,
 )
 from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
-from torchcaps.training.threads import check_threads
 from torchcaps.training.update import Updater
 
 DATA = "checksum of images and labels"  # in the fingerprint

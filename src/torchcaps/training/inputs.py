@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset, defaul
 from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.dataset import numbered
 from torchcaps.data.images import check_sizes, decode_image, natural_key
-from torchcaps.data.masks import main_classes
 from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
 from torchcaps.data.preprocess import ArrayPreprocess, Preprocess
 from torchcaps.errors import ArgumentError
@@ -166,6 +164,8 @@ def target_tensors(
         targets[name] = torch.as_tensor(array)
     classes = classes or numbered("labels", largest)
     if "mask" in targets and "label" not in targets:
+        from torchcaps.data.masks import main_classes
+
         targets["label"] = main_classes(targets["mask"], len(classes))
     return classes, targets
 
@@ -256,7 +256,7 @@ def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor,
 
     Raises ArgumentError for a label that is none of them.
     """
-    index = {name: number for number, name in enumerate(classes)}
+    index = dict(zip(classes, range(len(classes)), strict=True))
     if labels.dtype.kind in "bf" and (labels == np.rint(labels)).all():
         labels = labels.astype(np.int64)
     try:
@@ -330,36 +330,3 @@ def dataset_targets(dataset: Any) -> Any:
         if not isinstance(column, Mapping | None) and len(column) == len(dataset):
             return np.asarray(column)[indices]
     return default_collate([split_sample(dataset[index])[1] for index in indices])
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Inputs of a caller's map-style data set, which are read when they are needed.
-
-    Attributes:
-        dataset: of the caller.
-        rows: `[n]` indices into it.
-        image_shape: (channels, height, width).
-    """
-
-    dataset: Any
-    rows: Int64[Tensor, " n"]
-    image_shape: torch.Size
-    dtype: ClassVar[torch.dtype] = torch.float32
-    device: ClassVar[torch.device] = torch.device("cpu")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of all inputs together."""
-        return torch.Size((len(self), *self.image_shape))
-
-    def __getitem__(self, indices: Tensor) -> Self:
-        return replace(self, rows=self.rows[indices])
-
-    def decode(self) -> Tensor:
-        """The inputs, read now."""
-        samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
-        return image_tensor(samples if isinstance(samples[0], PICTURES) else np.stack(samples))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -21,25 +24,28 @@ from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
 from torchcaps.data.dataset import select_rows
 from torchcaps.data.splits import first_labels, stratified_split
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import Task
 from torchcaps.training.inputs import (
     BATCH_SIZE,
-    Samples,
+    PICTURES,
     dataset_targets,
+    image_tensor,
     model_size,
     read_loader,
+    split_sample,
     target_tensors,
     to_batch,
 )
 from torchcaps.training.sampling import (
     SAMPLES,
+    DatasetBatches,
     epoch_permutation,
     holdout_amount,
     split_batches,
     step_seed,
 )
+from torchcaps.transfer import device_of
 
 # What a loader over a part of a data set takes over from the loader of the whole.
 KEPT_OPTIONS = (
@@ -54,6 +60,39 @@ KEPT_OPTIONS = (
 )
 # Settings that the loader of a caller decides.
 DECIDED = ("batch_size", "balance", "epoch_size", "workers")
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs of a caller's map-style data set, which are read when they are needed.
+
+    Attributes:
+        dataset: of the caller.
+        rows: `[n]` indices into it.
+        image_shape: (channels, height, width).
+    """
+
+    dataset: Any
+    rows: Int64[Tensor, " n"]
+    image_shape: torch.Size
+    dtype: ClassVar[torch.dtype] = torch.float32
+    device: ClassVar[torch.device] = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of all inputs together."""
+        return torch.Size((len(self), *self.image_shape))
+
+    def __getitem__(self, indices: Tensor) -> Self:
+        return replace(self, rows=self.rows[indices])
+
+    def decode(self) -> Tensor:
+        """The inputs, read now."""
+        samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
+        return image_tensor(samples if isinstance(samples[0], PICTURES) else np.stack(samples))
 
 
 def loader_data(
@@ -147,7 +186,7 @@ def _part_loader(data: Any, rows: Tensor, **options: Any) -> DataLoader[Any]:
     return DataLoader(Subset(dataset, rows.tolist()), **options)
 
 
-class LoaderBatches:
+class LoaderBatches(DatasetBatches):
     """The batches of a data set or a loader of the caller; see `DatasetBatches`.
 
     Samples of a data set come in the order of (seed, epoch). A step takes as many batches as the
@@ -161,10 +200,8 @@ class LoaderBatches:
     """
 
     def __init__(self, data: Any, images: Dataset, task: Task, config: TrainConfig) -> None:
+        super().__init__(images, task, config)
         self.data = data
-        self.images = images
-        self.task = task
-        self.config = config
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch."""

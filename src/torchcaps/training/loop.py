@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +34,11 @@ from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
-from torchcaps.tasks.metrics import extra_metrics
-from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import arithmetic, memory_errors
+from torchcaps.training.sampling import DatasetBatches
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.update import Updater
-
-if TYPE_CHECKING:
-    from torchcaps.training.loaders import LoaderBatches
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -120,7 +116,7 @@ class Trainer:
         self,
         task: Task,
         config: TrainConfig,
-        batches: DatasetBatches | LoaderBatches,
+        batches: DatasetBatches,
         val_images: Dataset,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -217,13 +213,10 @@ class Trainer:
             self.step(batch)
             num_samples += self.ranks.shard_size(len(batch.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
-            if (
-                self.reads_each_step
-                or is_epoch_end
-                or state.step % LOG_INTERVAL == 0
-                or state.step % self.config.training.checkpoint_every == 0
-                or state.step in (1, self.probe_step)
-            ):
+            is_due = is_epoch_end or state.step in (1, self.probe_step)
+            is_due |= state.step % LOG_INTERVAL == 0
+            is_due |= state.step % self.config.training.checkpoint_every == 0
+            if self.reads_each_step or is_due:
                 self._report()
             if self.state is not state:
                 return
@@ -255,10 +248,10 @@ class Trainer:
         lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
-        scalars = {name: loss.detach() for name, loss in self.losses.items() if loss.dim() == 0}
-        means = torch.stack(list(scalars.values()))
+        names = [name for name, loss in self.losses.items() if loss.dim() == 0]
+        means = torch.stack([self.losses[name].detach() for name in names])
         num_samples = self.ranks.shard_size(len(batch.indices))
-        self._unread.append((state.step, lr, num_samples, list(scalars), means))
+        self._unread.append((state.step, lr, num_samples, [*names, "count"], means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._read_losses()
         state.step += 1
@@ -275,12 +268,13 @@ class Trainer:
         for (step, lr, num_samples, names, _), means in zip(self._unread, table, strict=True):
             count = torch.tensor([num_samples], dtype=torch.float64)
             totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
-            step_sums = dict(zip([*names, "count"], totals, strict=True))
-            sums = self.state.sums
-            sums |= {name: sums.get(name, 0.0) + total for name, total in step_sums.items()}
-            losses = mean_losses(step_sums)
-            check_number(losses["loss"], "loss", step, self.checkpoint)
-            self._unreported.append({"step": step + 1, **losses, "lr": lr})
+            row = {"step": step + 1}
+            for name, total in zip(names, totals, strict=True):
+                self.state.sums[name] = self.state.sums.get(name, 0.0) + total
+                row[name] = total / totals[-1]
+            del row["count"]
+            check_number(row["loss"], "loss", step, self.checkpoint)
+            self._unreported.append(row | {"lr": lr})
         self._unread.clear()
 
     def _report(self) -> None:
@@ -298,11 +292,12 @@ def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
     A GPU works on steps after the host has left them, and a number that the host reads makes it
     wait. So losses stay there for some steps, unless a callback wants them at once.
     """
-    is_watched = any(
+    if updater.device.type == "cpu" or updater.ranks.world_size > 1:
+        return True
+    return any(
         not callback.is_late and type(callback).on_step is not Callback.on_step
         for callback in callbacks
     )
-    return updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
 
 
 def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
@@ -315,6 +310,8 @@ def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
         num_samples: of this rank in the epoch.
         seconds: that they took.
     """
+    from torchcaps.tasks.metrics import extra_metrics
+
     state = trainer.state
     task = trainer.task
     check_finite(trainer.model, trainer.checkpoint)
@@ -339,18 +336,19 @@ def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
         state.best_score = score
         state.best_loss = loss
         state.best_epoch = epoch
+    count = state.sums.pop("count")
     works = trainer.ranks.gather({"images": num_samples, "seconds": round(seconds, 2)})
     row = {
         "kind": "epoch",
         "step": state.step,
         "epoch": epoch,
         "epochs": trainer.config.training.epochs,
-        **{f"train_{name}": loss for name, loss in mean_losses(state.sums).items()},
+        **{f"train_{name}": total / count for name, total in state.sums.items()},
         **{f"val_{name}": metric for name, metric in metrics.items()},
         "score": task.score,
         "best": is_best,
         "warnings": warnings,
-        "images": state.sums["count"],
+        "images": count,
         "images_per_second": round(sum(work["images"] for work in works) / seconds, 1),
     }
     if len(works) > 1:  # samples and seconds of each process
@@ -372,11 +370,6 @@ def check_number(number: float, name: str, step: int, checkpoint: Path | None) -
         )
     hint = recovery_hint(checkpoint)
     raise TrainingError(f"the {name} became {number} after step {step}; {hint}")
-
-
-def mean_losses(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means of summed losses over the "count" of their images."""
-    return {name: total / sums["count"] for name, total in sums.items() if name != "count"}
 
 
 def check_finite(model: nn.Module, checkpoint: Path | None) -> None:

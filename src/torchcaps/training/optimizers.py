@@ -76,7 +76,7 @@ def _build(
     **defaults: Any,
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, in one kernel where there is one."""
-    weights = [weight for _, weight in parameters]
+    weights = [*dict(parameters).values()]
     is_fused = all(weight.device.type in ("cpu", "cuda") for weight in weights)
     options = {"fused": is_fused, "weight_decay": settings.weight_decay, **defaults}
     return optimizer(weights, lr, **(options | settings.options))

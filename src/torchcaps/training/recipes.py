@@ -247,10 +247,10 @@ def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
     for entry in content.get("rows", [{"name": config.model.name}]):
         row = Row(
             entry["name"],
-            dict(entry.get("published", {})),
-            dict(entry.get("run", {})),
+            entry.get("published", {}),
+            entry.get("run", {}),
             tuple(entry.get("budgets", ())),
-            dict(entry.get("within", {})),
+            entry.get("within", {}),
         )
         for budget in row.within:
             check_known(f"budget of row {row.name}", budget, budgets)

@@ -1,22 +1,34 @@
 """Which images a training takes: the split for validation, the order of an epoch, its batches.
 
+The loop takes its steps from `DatasetBatches` or `LoaderBatches`, and knows nothing else of the
+training images. Both serve an epoch from any step on; in the same order each time, this lets a run
+continue bit for bit. Every epoch has equally many steps.
+
 Every random choice comes from (seed, step) or (seed, epoch) alone, so that there is no state of
 random generators to save. `step_seed` makes such a seed. What is chosen in the same step for
 different purposes has different *streams* of random numbers, whose names go into the seed.
 """
 
+from __future__ import annotations
+
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from torchcaps.data import Dataset, few_labels, load_dataset, stratified_folds
+from torchcaps.data import Batch, Dataset, few_labels, load_dataset, stratified_folds
 from torchcaps.data.files import default_workers
 from torchcaps.data.splits import first_labels
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
+from torchcaps.transfer import device_of
+
+if TYPE_CHECKING:
+    from torchcaps.tasks import Task
 
 DEFAULT_HOLDOUT = 0.1  # share of the training images that is held out
 
@@ -26,6 +38,51 @@ ORDER = "1"  # the order of the images of an epoch
 DROPOUT = "2"  # what a model drops out
 SAMPLES = "3"  # random changes that a data set of the caller makes of its samples
 ITEMS = "4"  # items that a set makes anew for a batch
+
+
+class DatasetBatches:
+    """The batches of a data set, in the order of (seed, epoch).
+
+    Args:
+        images: to train on.
+        task: names the targets; a last batch of fewer images than its model takes joins the one
+            before it.
+        config: has the seed, and the number of images of an epoch and of a batch.
+    """
+
+    def __init__(self, images: Dataset, task: Task, config: TrainConfig) -> None:
+        self.images = images
+        self.task = task
+        self.config = config
+
+    def steps(self, epoch: int) -> int:
+        """Number of steps of an epoch, which counts from 0."""
+        return len(self._indices(epoch))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of all ranks together of an epoch, on the device of the model.
+
+        Args:
+            number: of the epoch, counted from 0.
+            start: number of steps that are left out at its beginning, because they are done.
+        """
+        images = self.images
+        index_batches = self._indices(number)
+        first_step = number * len(index_batches)
+        steps = range(first_step + start, first_step + len(index_batches))
+        generators = (
+            Generator().manual_seed(step_seed(self.config, step, ITEMS)) for step in steps
+        )
+        targets = {name: images.targets[name] for name in self.task.targets}
+        shard = current().padded_shard
+        for batch in images.batches(index_batches[start:], targets, generators, shard):
+            yield batch.to(device_of(self.task.model))
+
+    def _indices(self, epoch: int) -> list[Tensor]:
+        """Indices `[samples]` of the images of each step of an epoch."""
+        order = epoch_permutation(self.config, epoch, self.images.labels)
+        images_per_step = (self.config.training.batch_size or 1) * self.config.optimizer.accumulate
+        return split_batches(order, images_per_step, self.task.spec.smallest_batch)
 
 
 def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor:
@@ -40,7 +97,7 @@ def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor
     Returns:
         `[epoch_size]` integers on the CPU.
     """
-    generator = torch.Generator().manual_seed(step_seed(config, epoch, ORDER))
+    generator = Generator().manual_seed(step_seed(config, epoch, ORDER))
     num_images = len(labels)
     epoch_size = config.data.epoch_size or num_images
     if not config.data.balance:
@@ -59,7 +116,7 @@ def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor
     return order
 
 
-def repeated_permutation(size: int, count: int, generator: torch.Generator) -> Tensor:
+def repeated_permutation(size: int, count: int, generator: Generator) -> Tensor:
     """`[count]` indices below `size`: all of them in random order, and again in another one."""
     permutations = [torch.empty(0, dtype=torch.int64)]
     for _ in range(0, count, size):

@@ -5,7 +5,6 @@ Add a schedule here, or anywhere with `register_schedule`; the setting `schedule
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from torch.optim import Optimizer
@@ -81,20 +80,20 @@ def learning_rate_factor(
         total_steps: of the whole training.
         lr_restarts: shares of the training at which the schedule starts anew, the first one 0.
     """
-    *bounds, total_steps = part_ends(config, total_steps)
-    begun = [end for end in bounds if end <= step]
-    if begun:
-        end = next(end for end in (*bounds, total_steps) if end > step)
-        return EXTENSION_LR_SCALE * cosine(step - begun[-1], end - begun[-1], config)
-    if bounds:
-        total_steps = bounds[0]
+    ends = part_ends(config, total_steps)
+    start = 0
+    while ends[0] <= step and len(ends) > 1:
+        start = ends.pop(0)
+    total_steps = ends[0]
+    if start:
+        return EXTENSION_LR_SCALE * cosine(step - start, total_steps - start, config)
+    if len(ends) > 1:
         config = config.updated(epochs=config.training.extended_at[0])
 
     schedule = SCHEDULES[config.schedule.name or "warmup_cosine"]
     if not schedule.restarts:
         return schedule.factor(step, total_steps, config)
     # The stage of the training that this step is in.
-    start = 0
     end = total_steps
     for share in lr_restarts:
         bound = math.ceil(share * total_steps)
@@ -117,7 +116,7 @@ def part_ends(config: TrainConfig, total_steps: int) -> list[int]:
     """
     epochs = config.training.epochs
     ends = [*config.training.extended_at, epochs]
-    if any(later <= earlier for earlier, later in pairwise(ends)):
+    if ends != sorted(set(ends)):
         raise ArgumentError(
             "extended_at", f"expected rising numbers below {epochs} epochs, got {ends[:-1]}"
         )

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import Batch
 from torchcaps.distributed import Ranks, data_parallel, exclude_padding_rows
-from torchcaps.evaluation.forward import device_of
 from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
@@ -26,7 +25,7 @@ from torchcaps.training.callbacks import copy_state
 from torchcaps.training.device import AUTOCAST, resolve_precision
 from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.transfer import widen
+from torchcaps.transfer import device_of, widen
 
 
 class TrainingStep(nn.Module):
@@ -133,7 +132,9 @@ class Updater:
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in task.modules())
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
-        self.training_step: Any = data_parallel(TrainingStep(task), ranks)
+        self.training_step: Any = task.training_step
+        if ranks.world_size > 1:
+            self.training_step = data_parallel(TrainingStep(task), ranks)
         self.reset()
 
     def reset(self) -> None:
@@ -171,10 +172,13 @@ class Updater:
             row for each sample. The gradients are such that their mean over the ranks is the
             gradient of the mean loss of the whole batch.
         """
+        # What the step draws comes from (seed, step); nothing below draws from anything else.
+        generator = torch.Generator().manual_seed(step_seed(self.config, step))
+        dropout_generator = self._dropout_generator(step)
+
         self.task.train()
         for module in self.frozen_modules:
             module.eval()
-        generator = torch.Generator().manual_seed(step_seed(self.config, step))
         batch_size = len(batch.indices)
         shard = self.task.augment(batch, generator)
         if self.ranks.world_size > 1:
@@ -184,7 +188,6 @@ class Updater:
         parts = self._split(shard, num_samples, batch_size)
 
         self.optimizer.zero_grad(set_to_none=True)
-        dropout_generator = self._dropout_generator(step)
         part_losses = []
         for number, (part, part_size) in enumerate(parts, start=1):
             # Casts are not cached: torch keeps them for all threads together.

@@ -8,30 +8,11 @@ indices of classes, and long names of classes are shortened in the middle. Argum
 fit raise ArgumentError, a ValueError.
 """
 
-# The first import names the package to install where matplotlib is missing.
-from torchcaps.viz import canvas as _canvas
-from torchcaps.viz.calibration import calibration as calibration
-from torchcaps.viz.classes import (
-    activation_bars as activation_bars,
-    confusion_matrix as confusion_matrix,
-    per_class_bars as per_class_bars,
-)
-from torchcaps.viz.diagnosis import diagnosis as diagnosis
-from torchcaps.viz.history import curves as curves, overlaid_curves as overlaid_curves
-from torchcaps.viz.points import point_sets as point_sets
-from torchcaps.viz.robustness import (
-    accuracy_curves as accuracy_curves,
-    affine_curves as affine_curves,
-)
-from torchcaps.viz.tiles import (
-    coupling_map as coupling_map,
-    overlaps as overlaps,
-    perturbations as perturbations,
-    reconstructions as reconstructions,
-)
-from torchcaps.viz.tradeoff import accuracy_against_time as accuracy_against_time
-from torchcaps.viz.transformations import (
-    generation_weights as generation_weights,
-    predicted_transformations as predicted_transformations,
-    transformed as transformed,
-)
+from torchcaps.registry import load_name, stub_names
+
+_MODULES = stub_names(__file__)
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    return load_name(__name__, _MODULES, name)

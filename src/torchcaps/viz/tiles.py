@@ -31,7 +31,7 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.data.masks import overlaid as overlay_mask, palette
-from torchcaps.errors import ArgumentError, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Figure, new_figure
 from torchcaps.viz.images import pictures, tile_grid, tile_size
 from torchcaps.viz.names import class_indices, short_names, sized_array
@@ -55,6 +55,9 @@ INPUT_BRIGHTNESS = 0.3  # factor, of an image under its two reconstructions
 MAP_IMAGE_BRIGHTNESS = 0.6  # factor, of an image under its map of support
 MAP_OPACITY = 0.9  # opacity of a map of support where its magnitude is largest
 
+# Share of the weights within the scale of gray: one outlier must not turn all others gray.
+SCALE_QUANTILE = 0.999
+
 Picture = NDArray[np.uint8]
 """One image in three colors, `[height, width, 3]`."""
 
@@ -66,7 +69,7 @@ class Pair(NamedTuple):
     lower: Picture
     text_above: str
     texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each line, from the top down
-    is_wrong: bool | np.bool = False  # then the text above and a frame of the lower image are red
+    is_wrong: bool | np.bool_ = False  # then the text above and a frame of the lower image are red
 
 
 def reconstructions(
@@ -356,6 +359,58 @@ def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     for name, images in rows.items():
         tiles.append(pictures(name, images, tiles[0] if tiles else None))
     return tile_grid(np.concatenate(tiles), list(rows))
+
+
+def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figure:
+    """Draw a row of inputs, a row of outputs and a row of targets; a column is an image.
+
+    Args:
+        source: `[n, channels, height, width]` inputs in [0, 1].
+        output: images that the model made of them, of the same shape; what lies outside [0, 1] is
+            clipped.
+        target: the transformed inputs, which the model ought to make, of the same shape.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ArgumentError: for shapes that do not fit.
+    """
+    inputs = pictures("source", source)
+    outputs = pictures("output", output, inputs)
+    targets = pictures("target", target, inputs)
+    tiles = np.concatenate([inputs, outputs, targets])
+    # The longer side of an image is 0.8 inches.
+    return tile_grid(tiles, ("input", "output", "target"), longest=0.8)
+
+
+def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
+    """Draw the outgoing weights of generation units, a row for each capsule.
+
+    Gray is 0; a white weight makes the pixel brighter, a black one darker.
+
+    Args:
+        weights: `[capsules, units, height, width]`, any numbers, all drawn at one scale; at most
+            1024 units in all.
+        title: title of the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ArgumentError: for an array of other axes, or too many units.
+    """
+    array = np.asarray(weights, dtype=np.float64)
+    check_shape("weights", array, ("capsules", "units", "height", "width"))
+    check_range("weights: number of values", array.size, low=1)
+    scale = max(float(np.quantile(np.abs(array), SCALE_QUANTILE)), 1e-12)
+    # From -scale..scale to 0..1; `pictures` clips the outliers.
+    gray = 0.5 + 0.5 * array / scale
+    tiles = pictures("weights", gray.reshape(-1, 1, *array.shape[2:]))
+    names = [str(capsule + 1) for capsule in range(len(array))]
+    figure = tile_grid(tiles, names, title)
+    figure.axes[0].set_ylabel("capsule", fontsize=TEXT)
+    return figure
 
 
 def draw_pairs(

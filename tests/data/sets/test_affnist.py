@@ -64,9 +64,9 @@ def test_an_absent_set_says_where_to_get_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image": np.zeros((784, COUNT), np.uint8)}, r"expected image \[1600, n\] of uint8"),
+        ({"image": np.zeros((784, COUNT), np.uint8)}, r"expected image \[1600, .n.\] of uint8"),
         ({"image": np.zeros((1600, COUNT))}, "of float64"),
-        ({"label_int": np.zeros(0)}, r"and label_int \[1, n\]"),
+        ({"label_int": np.zeros(0)}, "and n labels in label_int"),
     ],
 )
 def test_other_fields_are_refused(tmp_path, changes, words):
@@ -76,5 +76,5 @@ def test_other_fields_are_refused(tmp_path, changes, words):
 
 def test_another_file(tmp_path):
     (tmp_path / "1.mat").write_bytes(mat_bytes({"x": np.eye(2)}))
-    with pytest.raises(DataError, match="expected a struct affNISTdata"):
+    with pytest.raises(DataError, match="expected image"):
         read_affnist(tmp_path / "1.mat")

@@ -27,7 +27,7 @@ def test_shapes_are_written_as_they_are_read(tmp_path, monkeypatch):
     shapes.write_shapes(tmp_path)
     for split, seed in (("train", 0), ("test", 1)):
         expected = render_shapes(shapes.COUNTS[split], seed=seed)
-        images = load_dataset(tmp_path, split)
+        images = load_dataset("shapes", split, root=tmp_path)
         assert torch.equal(images.images, expected.images)
         assert torch.equal(images.targets["mask"], expected.targets["mask"])
 

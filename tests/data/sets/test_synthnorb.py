@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from torchcaps.data import load_dataset, read_norb, render_synthnorb, split_views
+from torchcaps.data import (
+    _registry,
+    fetch_dataset,
+    load_dataset,
+    render_synthnorb,
+    split_views,
+)
 from torchcaps.data.sets import synthnorb
 from torchcaps.errors import DataError
 
@@ -72,72 +78,55 @@ def test_every_factor_changes_the_picture(train):
         assert (changed - picture(train, **codes)).abs().mean() > 3, name
 
 
-def test_two_eyes_see_from_six_degrees_apart(monkeypatch):
-    one_view = {"instances": (0,), "elevations": (4,), "azimuths": (2,), "lightings": (0,)}
-    mono = render("test", **one_view).images
-    left, right = render("test", **one_view, stereo=True).images.float().unbind(dim=1)
-    difference = (left - right).abs().mean((1, 2))
-    assert (difference > 0.5).all()
-    assert ((left - mono[:, 0]).abs().mean((1, 2)) < difference).all()
-    monkeypatch.setattr(synthnorb, "PARALLAX", 0.0)
-    assert torch.equal(render("test", **one_view, stereo=True).images, mono.expand(-1, 2, -1, -1))
-
-
 def test_progress_counts_images():
     steps = []
     render(instances=(4,), progress=lambda *step: steps.append(step))
     assert len(steps) == 5
-    assert steps[0] == ("synthnorb train", 8, 40)
-    assert steps[-1] == ("synthnorb train", 40, 40)
+    assert steps[0] == ("synthnorb train", 0, 40)
+    assert steps[-1] == ("synthnorb train", 32, 40)
 
 
 @pytest.fixture
-def small_set(monkeypatch):
-    """The full set made small: both protocols' codes, one light, few pixels."""
-    render_all = synthnorb.render_synthnorb
+def small_set(restore):
+    """A set made small: both protocols' codes, one light, few pixels."""
+    restore(_registry.DATASETS)
 
     def render_views(split, progress=None):
         toys = synthnorb.SPLIT[split][:2]
-        views = {"elevations": (0, 4), "azimuths": (0, 10), "lightings": (0,)}
-        return render_all(split, instances=toys, **views, size=8, progress=progress)
+        return render(split, instances=toys, elevations=(0, 4), azimuths=(0, 10), lightings=(0,))
 
-    monkeypatch.setattr(synthnorb, "render_synthnorb", render_views)
+    synthnorb.register_rendered("toys", render_views, 16, 40, "toys", "none")
+    return render_views
 
 
-def test_files_are_in_smallnorbs_layout(tmp_path, small_set):
-    synthnorb.write_synthnorb(tmp_path)
-    assert set(map(tmp_path.joinpath, synthnorb.INFO.sha256)) == set(tmp_path.iterdir())
+def test_viewpoint_sets_by_name(tmp_path, small_set):
+    fetch_dataset("toys", tmp_path)
+
+    def load(name, split):
+        return load_dataset(name, split, cache_dir=tmp_path)
+
     for split in ("train", "test"):
-        written = read_norb(tmp_path, split)
-        rendered = synthnorb.render_synthnorb(split)
+        written = load("toys", split)
+        rendered = small_set(split)
         assert torch.equal(written.images, rendered.images)
         assert torch.equal(written.labels, rendered.labels)
         for name in FACTORS:
             assert torch.equal(written.targets[name], rendered.targets[name])
         assert torch.equal(written.groups, rendered.groups)
     assert torch.equal(rendered.groups, 100 * rendered.labels + rendered.targets["instance"])
-
-
-def test_viewpoint_sets_by_name(tmp_path, small_set):
-    (tmp_path / "synthnorb").mkdir()
-    synthnorb.write_synthnorb(tmp_path / "synthnorb")
-
-    def load(name, split):
-        return load_dataset(name, split, tmp_path, cache_dir=tmp_path / "none")
-
     for by in ("azimuth", "elevation"):
-        views = split_views(load("synthnorb", "test"), by)
+        views = split_views(rendered, by)
         for ending, expected in (("", views.novel), ("-familiar", views.familiar)):
-            test = load(f"synthnorb-{by}{ending}", "test")
-            assert test.name == f"synthnorb-{by}{ending}"
+            test = load(f"toys-{by}{ending}", "test")
+            assert test.name == f"toys-{by}{ending}"
             assert torch.equal(test.images, expected.images)
-            train = load(f"synthnorb-{by}{ending}", "train")
+            train = load(f"toys-{by}{ending}", "train")
             assert train.targets[by].unique().tolist() == [0]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, small_set):
     with pytest.raises(DataError, match="cannot be written"):
-        synthnorb.write_synthnorb(tmp_path / "absent")
+        synthnorb.write_matrices(small_set("train"), tmp_path / "absent" / "toys")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +134,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, small_set):
     [
         ({"split": "valid"}, "unknown split 'valid'"),
         ({"instances": (10,)}, "instances: expected between 0 and 9, got 10"),
-        ({"lightings": ()}, "number of lightings: expected at least 1, got 0"),
+        ({"lightings": ()}, "lightings: expected between 0 and 5, got -1"),
         ({"size": 3}, "size: expected at least 4, got 3"),
     ],
 )

@@ -4,18 +4,16 @@ from functools import partial
 
 import torch
 
-from torchcaps.data import dataset_info, load_dataset, render_synthnorb
+from torchcaps.data import dataset_info, render_synthnorb
 from torchcaps.data.sets import synthtoys
 
 
-def test_each_design_in_other_proportions_is_another_toy(tmp_path, monkeypatch):
+def test_each_design_in_other_proportions_is_another_toy(monkeypatch):
     part = partial(render_synthnorb, instances=[0], azimuths=[0, 6])
     monkeypatch.setattr(synthtoys, "render_synthnorb", part)
     for name, value in {"NUM_PROPORTIONS": 2, "SIDE": 8, "ELEVATIONS": (4,)}.items():
         monkeypatch.setattr(synthtoys, name, value)
-    monkeypatch.setattr(synthtoys, "STEMS", {"test": "synthtoys-tiny-testing"})
-    synthtoys.write_synthtoys(tmp_path)
-    images = load_dataset("synthtoys", "test", root=tmp_path)
+    images = synthtoys.render_synthtoys("test")
     counts = images.groups.unique(return_counts=True)[1]
     assert counts.tolist() == [4] * 10  # five categories, two proportions; two views and two lamps
     brightness = []

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torchcaps.data import center_crop, color_jitter, random_crop, render_synthnorb
+from torchcaps.data import center_crop, random_crop, render_synthnorb
+from torchcaps.data.augment.intensity import ColorJitterSettings, color_jitter
 from torchcaps.data.sets.smallnorb import FAMILIAR
 from torchcaps.functional import standardize
 
@@ -43,7 +44,7 @@ def train(images):
         order = torch.randperm(len(images), generator=generator)
         for index in order[: num_steps * BATCH_SIZE].split(BATCH_SIZE):
             batch = random_crop(images.float_images(index), 32, generator=generator)
-            batch = color_jitter(batch, generator=generator)
+            batch = color_jitter(batch, ColorJitterSettings(True), generator)
             loss = F.cross_entropy(model(standardize(batch)), images.labels[index])
             optimizer.zero_grad()
             loss.backward()

@@ -36,8 +36,8 @@ def test_both_readings_of_unnormalized_lengths():
 
 
 def test_dead_capsules_count_as_an_even_guess():
-    readings = calibration(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), bins=10)
-    assert readings.normalized.confidence[1] == pytest.approx(0.2)
+    readings = calibration(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64))
+    assert readings.normalized.confidence[2] == pytest.approx(0.2)
     assert readings.length.confidence[0] == 0.0
 
 

@@ -40,7 +40,7 @@ def test_no_attack_leaves_the_ball_or_the_range(attack, eps):
     images[1] = 1
     before = images.clone()
     model = RoutedPixels(6, 3).train()
-    options = {} if attack is fgsm else {"steps": 5, "step_size": 0.15}
+    options = {} if attack is fgsm else {"steps": 5}
     changed = attack(model, images, POSE_LABELS, eps, **options)
     assert (changed - images).abs().max() <= eps + 1e-6
     assert changed.min() >= 0
@@ -53,27 +53,9 @@ def test_no_attack_leaves_the_ball_or_the_range(attack, eps):
 def test_pgd_starts_at_random_and_the_same_for_a_seed(images):
     model = Linear(torch.zeros(4))  # no gradient: images stay where they start
     first = pgd(model, images, LABELS, 0.1, seed=3)
-    assert torch.equal(first, pgd(model, images, LABELS, 0.1, seed=3, batch_size=2))
+    assert torch.equal(first, pgd(model, images, LABELS, 0.1, seed=3))
     assert not torch.equal(first, pgd(model, images, LABELS, 0.1, seed=4))
     assert 0.05 < (first - images).abs().max() <= 0.1
-
-
-class Step(nn.Module):
-    """Flat everywhere but at 0.5: only the start of an attack decides."""
-
-    def forward(self, images):
-        is_bright = (images.flatten(1).mean(dim=1) > 0.5).float() + 0 * images.sum()
-        return torch.stack([1 - is_bright, is_bright], dim=1)
-
-
-def test_restarts_keep_what_fooled_the_model():
-    images = torch.full((40, 1, 1, 1), 0.45)
-    labels = torch.zeros(40, dtype=torch.int64)
-    num_fooled = []
-    for restarts in (1, 8):
-        changed = pgd(Step(), images, labels, 0.1, steps=1, restarts=restarts)
-        num_fooled.append(int(Step()(changed)[:, 1].sum()))
-    assert 0 < num_fooled[0] < num_fooled[1]
 
 
 def test_the_loss_of_training_is_blind_where_the_loss_of_attacks_is_not(images):
@@ -85,7 +67,7 @@ def test_the_loss_of_training_is_blind_where_the_loss_of_attacks_is_not(images):
 
 def test_noise_is_as_large_as_it_says():
     images = torch.full((3, 1, 4, 4), 0.5)
-    change = sign_noise(images, 0.25, seed=1) - images
+    change = sign_noise(images, 0.25) - images
     assert sorted(change.unique().tolist()) == [-0.25, 0.25]
 
 
@@ -94,8 +76,6 @@ def test_noise_is_as_large_as_it_says():
     [
         ({"eps": 1.5}, "eps: expected between 0 and 1, got 1.5"),
         ({"steps": 0}, "steps: expected at least 1, got 0"),
-        ({"step_size": 0.0}, "step_size: expected at least"),
-        ({"restarts": 0}, "restarts: expected at least 1, got 0"),
         ({"labels": LABELS + 1}, "labels: expected between 0 and 1, got 2"),
         ({"images": torch.full((5, 1, 2, 2), 255.0)}, "images: expected between 0 and 1, got 255"),
         ({"loss": lambda a, _: a.detach().sum()}, "loss: expected a value with a gradient"),

@@ -12,13 +12,7 @@ def test_on_a_linear_model_it_goes_just_over_the_plane():
     images = torch.rand(3, 1, 2, 2) * 0.4 + 0.3
     score = (images - 0.5).flatten(1) @ WEIGHT
     model = Linear(WEIGHT, offset=0.5)
-    changed = carlini_wagner(
-        model,
-        images,
-        (score < 0).long(),
-        steps=100,
-        step_size=0.03,
-    )
+    changed = carlini_wagner(model, images, (score < 0).long(), steps=100)
     distance = (changed - images).flatten(1).norm(dim=1)
     expected = score.abs() / WEIGHT.norm()
     assert distance.tolist() == pytest.approx(expected.tolist(), rel=0.01)
@@ -36,14 +30,7 @@ def test_pixels_stay_in_range_and_the_model_as_it_was():
     model = RoutedPixels(6, 3).train()
     images = torch.rand(2, 1, 6, 4).round()
     labels = model(images).argmax(dim=1)
-    changed = carlini_wagner(
-        model,
-        images,
-        labels,
-        steps=20,
-        searches=2,
-        step_size=0.1,
-    )
+    changed = carlini_wagner(model, images, labels, steps=20, searches=2)
     assert changed.min() >= 0
     assert changed.max() <= 1
     assert_model_is_back(model)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from torchcaps.evaluation import equivariance, transform_images
-from torchcaps.evaluation.robustness.equivariance import linear_map, r_squared
+from torchcaps.evaluation.robustness.affine import linear_map, r_squared
 from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import share

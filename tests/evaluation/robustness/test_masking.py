@@ -3,7 +3,7 @@ import torch
 
 from torchcaps.evaluation import full_margin_loss, masking_report
 
-from ..stubs import Linear, refuses
+from ..stubs import Linear
 
 LABELS = torch.tensor([0, 1] * 10)
 # Class 0 is bright on the left, class 1 on the right.
@@ -33,7 +33,7 @@ class Ripples(Open):
 
 
 def failed_checks(report):
-    return {check.name for check in report.checks if check.passed is False}
+    return {check["name"] for check in report.checks if not check["passed"]}
 
 
 def test_an_honest_model_passes():
@@ -47,9 +47,6 @@ def test_an_honest_model_passes():
     loss = float(full_margin_loss(Open()(IMAGES).detach(), LABELS))
     assert report.losses[0] == pytest.approx(loss, rel=1e-5)
     assert "No sign" in report.verdict
-    # Without another model that check is neither passed nor failed.
-    assert report.transfer is None
-    assert report.checks[3].passed is None
     assert report.to_dict()["passed"] is True
 
 
@@ -62,19 +59,6 @@ def test_a_model_without_gradients_fails():
 
 
 def test_gradients_that_point_the_wrong_way_fail():
-    report = masking_report(
-        Ripples(),
-        IMAGES,
-        LABELS,
-        eps=0.4,
-        surrogate=Open(),
-    )
+    report = masking_report(Ripples(), IMAGES, LABELS, eps=0.4)
     assert report.silent == 0
-    assert report.transfer == 0  # images made for the open model fool this one
-    failed = failed_checks(report)
-    assert {"the own gradient is better than another model's", "the loss rises with eps"} <= failed
-
-
-def test_the_large_attack_is_the_larger():
-    with refuses("large_eps: expected between 0.4 and 1, got 0.2"):
-        masking_report(Open(), IMAGES, LABELS, eps=0.4, large_eps=0.2)
+    assert "the loss rises with eps" in failed_checks(report)

@@ -131,7 +131,7 @@ def test_an_activation_without_agreement_has_none_to_leave_out(sharp):
 
 
 def test_iterations_one_by_one(sharp):
-    dynamics = iteration_dynamics(sharp, IMAGES, LABELS, batch_size=3)
+    dynamics = iteration_dynamics(sharp, IMAGES, LABELS)
     assert dynamics.iterations == (1, 2, 3)
     first_answer = answer_of_twin(sharp, iterations=1)
     for index, count in enumerate(dynamics.iterations):

@@ -36,13 +36,7 @@ def capsnet():
 
 @pytest.fixture(scope="module")
 def of_capsnet(capsnet, digits):
-    return diagnose(
-        capsnet,
-        digits,
-        baseline=matched_cnn(capsnet),
-        count=COUNT,
-        batch_size=8,
-    )
+    return diagnose(capsnet, digits, baseline=matched_cnn(capsnet), count=COUNT)
 
 
 def random_data():

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation import activation_decay, capsule_activity, sign_test, starvation
+from torchcaps.evaluation import ActivationDecay, capsule_activity, sign_test, starvation
+from torchcaps.evaluation.routing import couplings as health
 
 from ..stubs import RoutedPixels, assert_model_is_back, refuses
 
@@ -40,18 +41,9 @@ def test_capsules_of_each_position_count():
 
 
 def test_activations_that_fade():
-    course = {
-        "first": torch.full((3, 4), 0.8),
-        "second": torch.full((3, 4), 0.2),
-        "third": torch.full((3, 2), 0.04),
-    }
-    decay = activation_decay(course)
-    assert decay.layers == ("first", "second", "third")
-    assert decay.median == decay.strongest == pytest.approx((0.8, 0.2, 0.04))
-    assert "fade" in decay.verdict
-    assert "survive" in activation_decay({"only": torch.ones(1, 2)}).verdict
-    with refuses("number of layers: expected at least 1, got 0"):
-        activation_decay({})
+    names = ("first", "second", "third")
+    assert "fade" in ActivationDecay(names, (0.5, 0.1, 0.0), (0.8, 0.2, 0.04)).verdict
+    assert "survive" in ActivationDecay(names[:1], (0.0,), (1.0,)).verdict
 
 
 def test_a_capsule_without_a_way_to_the_loss_is_starved(images):
@@ -65,7 +57,7 @@ def test_a_capsule_without_a_way_to_the_loss_is_starved(images):
     assert "Many" in figures.verdict
 
 
-def test_starvation_by_hand():
+def test_starvation_by_hand(monkeypatch):
     # Three children of one dimension; two have votes, of twice their poses. Two equal images.
     model = RoutedPixels(3, 2, dim=1, routing="uniform")
     with torch.no_grad():
@@ -75,12 +67,14 @@ def test_starvation_by_hand():
     arguments = (model, poses, torch.tensor([0, 0]))
     # s = u_1 + u_2, and |squash(s)| = s^2 / (1 + s^2), whose slope is 2 s / (1 + s^2)^2.
     slope = 2 * 0.8 / (1 + 0.64) ** 2
+    monkeypatch.setattr(health, "margin_loss", lambda a, _: a[:, 0].mean())
     for batch_size in (1, 2):
-        options = {"loss": lambda a, _: a[:, 0].mean(), "batch_size": batch_size}
-        figures = starvation(*arguments, **options)["layers.0"]
+        monkeypatch.setattr(health, "ROUTED_BATCH", batch_size)
+        figures = starvation(*arguments)["layers.0"]
         assert figures.starved == pytest.approx(1 / 3)
         assert figures.median == pytest.approx(slope, rel=1e-4)
-    flat = starvation(*arguments, loss=lambda a, _: 0 * a.mean())["layers.0"]
+    monkeypatch.setattr(health, "margin_loss", lambda a, _: 0 * a.mean())
+    flat = starvation(*arguments)["layers.0"]
     assert flat.starved == 1
     assert "No gradient" in flat.verdict
 

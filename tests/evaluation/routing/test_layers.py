@@ -9,7 +9,7 @@ from torchcaps.types import Capsules
 from ..stubs import RoutedPixels
 
 
-def test_all_images_are_recorded_whatever_the_batch_size():
+def test_all_images_are_recorded_whatever_the_batch_size(monkeypatch):
     model = RoutedPixels(6, 5, 3)
     images = torch.rand(5, 1, 6, 4)
     record = route_images(model, images)
@@ -19,17 +19,19 @@ def test_all_images_are_recorded_whatever_the_batch_size():
     parents = record.layers["layers.1"].pose
     assert torch.allclose(parents.norm(dim=-1), record.activation, atol=1e-6)
     lengths = images.squeeze(1).norm(dim=-1)
-    assert torch.allclose(record.children["layers.0"], lengths, atol=1e-6)
+    extras = record.layers["layers.0"].extras
+    assert torch.allclose(extras["children"], lengths, atol=1e-6)
     assert not record.activation.is_inference()
-    in_parts = route_images(model, images, batch_size=2)
+    monkeypatch.setattr("torchcaps.evaluation.routing.layers.ROUTED_BATCH", 2)
+    in_parts = route_images(model, images).layers
     for name, trace in record.layers.items():
-        for tensor, expected in zip(in_parts.layers[name][:4], trace[:4], strict=True):
+        whole = trace[:4] + tuple(trace.extras.values())
+        parts = in_parts[name][:4] + tuple(in_parts[name].extras.values())
+        for tensor, expected in zip(parts, whole, strict=True):
             assert torch.allclose(tensor, expected, atol=1e-4)
-        assert torch.allclose(in_parts.children[name], record.children[name], atol=1e-5)
-        assert torch.allclose(in_parts.straightness[name], record.straightness[name], atol=1e-4)
     votes = torch.einsum("ijdk,bik->bijd", model.layers[0].weight, images.squeeze(1))
     expected = straightness(record.layers["layers.0"].coupling, votes)
-    assert torch.allclose(record.straightness["layers.0"], expected, atol=1e-5)
+    assert torch.allclose(extras["straightness"], expected, atol=1e-5)
 
 
 class Convolution(nn.Module):
@@ -45,7 +47,7 @@ class Convolution(nn.Module):
 
 
 def test_a_child_in_several_windows_stands_among_the_children_once():
-    routed = route_images(Convolution(), torch.rand(2, 32, 5, 5))
-    assert routed.children["conv"].shape == (2, 5, 5, 2)
-    assert routed.layers["conv"].child_activation.shape == (2, 3, 3, 18)
-    assert routed.straightness["conv"].shape == (2, 3)
+    trace = route_images(Convolution(), torch.rand(2, 32, 5, 5)).layers["conv"]
+    assert trace.extras["children"].shape == (2, 5, 5, 2)
+    assert trace.child_activation.shape == (2, 3, 3, 18)
+    assert trace.extras["straightness"].shape == (2, 3)

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from torchcaps.evaluation.routing.places import places_of
+from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.functional.fields import ConvField, ConvTransposeField
 from torchcaps.functional.geometry import Slide
 from torchcaps.nn import ConvCaps, TransposedConvCaps

@@ -8,10 +8,12 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from torchcaps.data.augment.spatial import uniform
-from torchcaps.data.augment.transforms import AXES, register_augmentation
+from torchcaps.data.augment.transforms import register_augmentation
 from torchcaps.data.pixels import Images
-from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
+
+BRIGHTNESS = 63 / 255  # largest number that is added, either way
+CONTRAST = (0.2, 1.8)  # smallest and largest factor
 
 
 @dataclass(frozen=True)
@@ -26,21 +28,13 @@ class MorphologySettings:
     )
 
 
-def random_morphology(images: Images, share: float, *, generator: Generator) -> Images:
-    """Make strokes a pixel thicker in half of this share of the images, thinner in the other half.
+# A mask is no stroke: its classes would grow into each other.
+@register_augmentation("morphology", MorphologySettings, moves=("singles",), order=30)
+def morphology(images: Images, settings: MorphologySettings, generator: Generator) -> Images:
+    """Make strokes a pixel thicker in half of a share of the images, thinner in the other half.
 
     Each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the upper left.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        share: of the images that are changed, in [0, 1].
-        generator: draws which images are changed.
-
-    Returns:
-        The images, some of them changed.
     """
-    check_shape("images", images, AXES)
-    check_range("share", share, low=0, high=1)
     # The 2 x 2 pixels at each pixel: [batch, channels, height, width, 2, 2].
     padded = F.pad(images, (0, 1, 0, 1))
     squares = padded.unfold(2, 2, 1).unfold(3, 2, 1)
@@ -48,15 +42,10 @@ def random_morphology(images: Images, share: float, *, generator: Generator) -> 
     thin = squares.amin(dim=(-2, -1))
 
     # A number in [0, 1) for each image decides which one it becomes.
+    share = settings.morphology
     numbers = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
     thin_or_same = torch.where(numbers < share, thin, images)
     return torch.where(numbers < share / 2, thick, thin_or_same)
-
-
-# A mask is no stroke: its classes would grow into each other.
-@register_augmentation("morphology", MorphologySettings, moves=("singles",), order=30)
-def _apply_morphology(images: Images, settings: MorphologySettings, generator: Generator) -> Images:
-    return random_morphology(images, settings.morphology, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -68,46 +57,26 @@ class ColorJitterSettings:
     )
 
 
+@register_augmentation("color_jitter", ColorJitterSettings, moves=(), order=80)
 def color_jitter(
     images: Float[Tensor, "batch channels height width"],
-    *,
-    brightness: float = 63 / 255,
-    contrast: tuple[float, float] = (0.2, 1.8),
+    _settings: ColorJitterSettings,
     generator: Generator,
 ) -> Float[Tensor, "batch channels height width"]:
     """Change the brightness, then the contrast, of each image at random.
 
     One number is added to all pixels of an image. Then its contrast changes by one factor: each
-    channel is stretched about its own mean. The defaults are those of matrix capsules (Hinton,
-    Sabour, Frosst, 2018).
-
-    Args:
-        images: floats in [0, 1].
-        brightness: largest number added, either way.
-        contrast: smallest and largest factor, 0 or more.
-        generator: draws both uniformly, for each image.
-
-    Returns:
-        Floats that may leave [0, 1]. Models that standardize each image (zero mean, variance 1)
-        take them; see `functional.standardize`.
+    channel is stretched about its own mean. Both are uniform, in the ranges of matrix capsules
+    (Hinton, Sabour, Frosst, 2018). Values may leave [0, 1]. Models that standardize each image
+    (zero mean, variance 1) take them; see `functional.standardize`.
     """
-    check_shape("images", images, AXES)
-    check_range("brightness", brightness, low=0)
-    check_range("contrast", contrast[0], low=0, high=contrast[1])
     # Two numbers in [0, 1) for each image, both [batch, 1, 1, 1].
     brightness_draw, contrast_draw = torch.rand(
         2, len(images), 1, 1, 1, generator=generator, device=generator.device
     ).to(images)
-    images = images + brightness * (2 * brightness_draw - 1)
+    images = images + BRIGHTNESS * (2 * brightness_draw - 1)
 
-    low, high = contrast
+    low, high = CONTRAST
     factor = low + (high - low) * contrast_draw
     channel_mean = images.mean(dim=(2, 3), keepdim=True)  # [batch, channels, 1, 1]
     return channel_mean + (images - channel_mean) * factor
-
-
-@register_augmentation("color_jitter", ColorJitterSettings, moves=(), order=80)
-def _apply_color_jitter(
-    images: Images, _settings: ColorJitterSettings, generator: Generator
-) -> Images:
-    return color_jitter(images, generator=generator)

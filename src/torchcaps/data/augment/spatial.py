@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from torchcaps.data.augment.transforms import AXES, MOVED, register_augmentation
+from torchcaps.data.augment.transforms import MOVED, register_augmentation
 from torchcaps.data.pixels import Images, random_offsets, random_windows
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_range
 from torchcaps.groups import setting
 from torchcaps.transfer import to_device
 
@@ -32,27 +32,12 @@ class ShiftSettings:
     )
 
 
-def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image by whole pixels; zeros come in.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        max_shift: largest move in pixels, either way along each axis.
-        generator: draws both moves of each image uniformly.
-
-    Returns:
-        The moved images, with zeros where nothing was.
-    """
-    check_shape("images", images, AXES)
-    check_range("max_shift", max_shift, low=0)
-    # A window of the old size, at a random place of the image with a margin of zeros.
-    padded = F.pad(images, (max_shift,) * 4)
-    return random_windows(padded, images.shape[2:], generator)
-
-
 @register_augmentation("shift", ShiftSettings, moves=MOVED, order=10)
-def _apply_shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
-    return shift(images, settings.shift or 0, generator=generator)
+def shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
+    """Move each image by whole pixels, uniformly along each axis; zeros come in."""
+    # A window of the old size, at a random place of the image with a margin of zeros.
+    padded = F.pad(images, (settings.shift or 0,) * 4)
+    return random_windows(padded, images.shape[2:], generator)
 
 
 @dataclass(frozen=True)
@@ -62,30 +47,12 @@ class FlipSettings:
     flip: bool = setting(False, "mirror half of the images")
 
 
-def random_horizontal_flip(
-    images: Images, probability: float = 0.5, *, generator: Generator
-) -> Images:
-    """Mirror images left to right.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        probability: share of the images that are mirrored, in [0, 1].
-        generator: draws which images are mirrored.
-
-    Returns:
-        The images, some of them mirrored.
-    """
-    check_shape("images", images, AXES)
-    check_range("probability", probability, low=0, high=1)
+@register_augmentation("flip", FlipSettings, moves=MOVED, order=20)
+def flip(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
+    """Mirror half of the images left to right."""
     # A number in [0, 1) for each image, on its device.
     numbers = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
-    is_mirrored = numbers < probability
-    return torch.where(is_mirrored, images.flip(-1), images)
-
-
-@register_augmentation("flip", FlipSettings, moves=MOVED, order=20)
-def _apply_flip(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
-    return random_horizontal_flip(images, generator=generator)
+    return torch.where(numbers < 0.5, images.flip(-1), images)
 
 
 @dataclass(frozen=True)
@@ -109,54 +76,40 @@ class AffineSettings:
     aspect: float = setting(0.0, "largest share of its width that an image loses", low=0, high=0.9)
 
 
-def affine(
-    images: Images,
-    *,
-    degrees: float = 0.0,
-    scale: tuple[float, float] = (1.0, 1.0),
-    shear: float = 0.0,
-    translate: float = 0.0,
-    aspect: float = 0.0,
-    generator: Generator,
-) -> Images:
-    """Narrow, resize, shear, turn and move each image, in this order, about its center.
+@register_augmentation("affine", AffineSettings, moves=MOVED, order=40)
+def affine(images: Images, settings: AffineSettings, generator: Generator) -> Images:
+    """Narrow, resize, shear and turn each image, in this order, about its center.
 
     Pixels are sampled bilinearly; what comes in from outside is 0.
 
     Args:
         images: `[batch, channels, height, width]`, of any type.
-        degrees: largest rotation either way.
-        scale: smallest and largest factor of size, above 0.
-        shear: largest horizontal shear angle either way, in degrees below 90.
-        translate: largest move either way along each axis, as a fraction of its length.
-        aspect: largest share of its width that an image loses, at most 0.9.
-        generator: draws all amounts uniformly, for each image.
+        settings: the largest amounts.
+        generator: draws all amounts uniformly, for each image; the shear as an angle.
 
     Returns:
         The transformed images, of the same shape and type.
     """
-    check_shape("images", images, AXES)
-    check_range("scale", scale[0], low=1e-3, high=scale[1])
-    check_range("shear", shear, low=0, high=89)
-    check_range("aspect", aspect, low=0, high=0.9)
     # The amounts of each image, [batch], in [low, high) and on the device of the images.
     batch = len(images)
-    largest_turn = math.radians(degrees)
+    largest_turn = math.radians(settings.degrees or 0.0)
     turn = uniform((batch,), -largest_turn, largest_turn, images, generator)
-    factor = uniform((batch,), *scale, images, generator)
-    largest_angle = math.radians(shear)
+    zoom = settings.zoom or 0.0
+    factor = uniform((batch,), 1 - zoom, 1 + zoom, images, generator)
+    largest_angle = math.atan(settings.shear or 0.0)
     slope = uniform((batch,), -largest_angle, largest_angle, images, generator).tan()
-    # An axis is 2 long in the coordinates of affine_grid, which run from -1 to 1: [batch, 2].
-    move = uniform((batch, 2), -2 * translate, 2 * translate, images, generator)
+    # Moves of 0, [batch, 2]: the numbers after them stay those that a seed always gave.
+    move = uniform((batch, 2), 0, 0, images, generator)
+    aspect = settings.aspect
     width_factor = 1 - uniform((batch,), 0, aspect, images, generator) if aspect else 1.0
 
-    # The output at a point p shows the input at A⁻¹(p - move).
+    # The output at a point p shows the input at A⁻¹p.
     inverse = inverse_map(turn, slope, factor * width_factor, factor)
-    # From pixels to those coordinates, in which both sides of a rectangle have equal lengths.
+    # From pixels to the coordinates of affine_grid, in which both sides have equal lengths.
     ratio = images.shape[2] / images.shape[3]
     ratios = torch.tensor([[1, ratio], [1 / ratio, 1]], dtype=inverse.dtype)
     inverse = inverse * to_device(ratios, inverse)
-    theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
+    theta = torch.cat([inverse, move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
 
     # Integers are sampled as floats, then rounded.
     pixels = images if images.is_floating_point() else images.float()
@@ -187,20 +140,6 @@ def inverse_map(
     return torch.stack([x, y], dim=1)
 
 
-@register_augmentation("affine", AffineSettings, moves=MOVED, order=40)
-def _apply_affine(images: Images, settings: AffineSettings, generator: Generator) -> Images:
-    """Change images by a run's settings, of which the shear is a slope, not an angle."""
-    zoom = settings.zoom or 0.0
-    return affine(
-        images,
-        degrees=settings.degrees or 0.0,
-        scale=(1 - zoom, 1 + zoom),
-        shear=math.degrees(math.atan(settings.shear or 0.0)),
-        aspect=settings.aspect,
-        generator=generator,
-    )
-
-
 @dataclass(frozen=True)
 class EraseSettings:
     """How much is erased."""
@@ -210,19 +149,12 @@ class EraseSettings:
     )
 
 
-def random_erasing(images: Images, side: int, *, generator: Generator) -> Images:
-    """Set a square of each image to zero.
-
-    Args:
-        images: `[batch, channels, height, width]`.
-        side: pixels along a side of the square, 0 for none.
-        generator: draws the place of each square uniformly.
-
-    Returns:
-        The changed images, a copy.
-    """
-    check_shape("images", images, AXES)
-    check_range("side", side, low=0, high=min(images.shape[2:]))
+# The crop has order 60: a square that is erased after it lies in what the model sees.
+@register_augmentation("erase", EraseSettings, moves=MOVED, order=70)
+def erase(images: Images, settings: EraseSettings, generator: Generator) -> Images:
+    """Set a square at a uniformly random place of each image to zero, in a copy."""
+    side = settings.erase
+    check_range("erase", side, low=0, high=min(images.shape[2:]))
     is_erased = []
     for length in images.shape[2:]:  # whether a pixel of the axis is in the square, [batch, length]
         start = random_offsets(len(images), length, side, generator)
@@ -232,12 +164,6 @@ def random_erasing(images: Images, side: int, *, generator: Generator) -> Images
         is_erased.append((from_start >= 0) & (from_start < side))
     rows, columns = is_erased
     return images.masked_fill((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1), 0)
-
-
-# The crop has order 60: a square that is erased after it lies in what the model sees.
-@register_augmentation("erase", EraseSettings, moves=MOVED, order=70)
-def _apply_erase(images: Images, settings: EraseSettings, generator: Generator) -> Images:
-    return random_erasing(images, settings.erase, generator=generator)
 
 
 def uniform(

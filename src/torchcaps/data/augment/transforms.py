@@ -22,8 +22,8 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
 from torchcaps import plugins
+from torchcaps.data.dataset import Batch
 from torchcaps.data.pixels import Images, random_crop
-from torchcaps.data.types import Batch
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.registry import Registry
 
@@ -68,12 +68,13 @@ class Augmentation:
             group: has the settings of all augmentations as attributes. One that it lacks has its
                 default.
         """
-        settings = {
-            field.name: getattr(group, field.name, field.default) for field in fields(self.settings)
-        }
-        if any(settings[name] for name in self.switches):
-            return self.settings(**settings)
-        return None
+        settings = {}
+        is_on = False
+        for field in fields(self.settings):
+            amount = getattr(group, field.name, field.default)
+            settings[field.name] = amount
+            is_on |= bool(amount) and field.name not in self.parameters
+        return self.settings(**settings) if is_on else None
 
     def refuse(self, group: Any, reason: str) -> None:
         """Raise ArgumentError for the first of its switches that is on and not the default.

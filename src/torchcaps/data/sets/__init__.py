@@ -1,1 +1,3 @@
-"""The named data sets, one file each; to add one, write its file."""
+"""The named data sets, a file each; and the formats that belong to no set."""
+
+from torchcaps.data import arrays as arrays, table as table

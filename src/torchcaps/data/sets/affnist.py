@@ -1,14 +1,15 @@
 """affNIST as published: a 40 × 40 version of every MNIST digit in each file (Tieleman 2013)."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
-from torchcaps.data.dataset import Dataset
+from torchcaps.data.dataset import Dataset, concatenate
 from torchcaps.data.images import natural_key
-from torchcaps.data.mat import read_mat
+from torchcaps.data.mat import label_arrays, read_mat
 from torchcaps.errors import DataError
 
 SIDE = 40
@@ -51,22 +52,14 @@ def read_affnist(path: str | Path, name: str = "affnist") -> Dataset:
     Raises:
         DataError: damaged, without this struct, or fields of other shapes.
     """
-    fields = read_mat(path).get("affNISTdata")
-    if not isinstance(fields, dict):
-        raise DataError(f"{path}: expected a struct affNISTdata, which is not in it")
-    images = np.asarray(fields.get("image"))
-    labels = np.asarray(fields.get("label_int"))
-    ids = np.asarray(fields.get("original_id", ()))
-    if images.dtype != np.uint8 or images.shape != (SIDE * SIDE, labels.size):
-        got = f"{list(images.shape)} of {images.dtype} and {list(labels.shape)}"
-        raise DataError(
-            f"{path}: expected image [1600, n] of uint8 and label_int [1, n], got {got}"
-        )
-    targets = {"label": torch.from_numpy(labels.reshape(-1).astype(np.int64))}
-    if ids.size == labels.size:
-        targets["original"] = torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)
-    pixels = np.require(images.T, requirements=["C", "W"]).reshape(-1, 1, SIDE, SIDE)
-    return Dataset(torch.from_numpy(pixels), targets, INFO.classes, name, targets.get("original"))
+    fields: Any = read_mat(path).get("affNISTdata")
+    images, labels = label_arrays(path, fields, "image", "label_int", (SIDE * SIDE,))
+    targets = {"label": labels}
+    ids = np.asarray(fields.get("original_id", ())).reshape(-1)
+    if ids.size == len(labels):
+        targets["original"] = torch.from_numpy(ids.astype(np.int64) - 1)
+    pixels = images.T.reshape(-1, 1, SIDE, SIDE)
+    return Dataset(pixels, targets, INFO.classes, name, targets.get("original"))
 
 
 def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
@@ -74,12 +67,7 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
     files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
-    parts = [read_affnist(file, name) for file in files]
-    targets = {}
-    for target in parts[0].targets:
-        targets[target] = torch.cat([part.targets[target] for part in parts])
-    images = torch.cat([part.images for part in parts])
-    return Dataset(images, targets, INFO.classes, name, targets.get("original"))
+    return concatenate([read_affnist(file, name) for file in files])
 
 
 register_directory_format(

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
-from torchcaps.data.archives import read_tar
 from torchcaps.data.dataset import Dataset, check_labels
+from torchcaps.data.folder import read_folder
 from torchcaps.data.reading import read_bytes
 from torchcaps.data.sources import Archive
 from torchcaps.errors import DataError
@@ -109,7 +109,7 @@ def _read(folder: Path, request: ReadRequest, name: str) -> Dataset:
     """The batches of a folder, or else its archive of JPEGs."""
     place = _find_place(folder) or folder
     if place.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
-        return replace(read_tar(place, replace(request, in_chans=3)), name=JPEG_COPY)
+        return replace(read_folder(place, replace(request, in_chans=3)), name=JPEG_COPY)
     return read_cifar(place, request.split, name)
 
 

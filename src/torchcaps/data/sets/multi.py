@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +18,12 @@ from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.dataset import Dataset, Maker, select_rows
+from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.masks import masked_set
 from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.data.sets.fashion_mnist import INFO as FASHION
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
-from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 
@@ -32,26 +31,6 @@ PER_IMAGE = {"train": 1, "test": 2}
 SHIFT = 4
 INK = 128  # of 255: from here on a pixel belongs to a digit
 CHUNK = 4096  # composites made at a time
-
-
-class Pairs(NamedTuple):
-    """Composites of two images.
-
-    Attributes:
-        images: the composites, uint8.
-        labels: classes of the two images.
-        singles: the two images alone, uint8.
-    """
-
-    images: UInt8[Tensor, "batch channels height width"]
-    labels: Int64[Tensor, "batch 2"]
-    singles: UInt8[Tensor, "batch 2 channels height width"]
-
-    def resized(self, images: Dataset) -> Pairs:
-        """The same as the composites of a set are, which a caller may have resized."""
-        size = (images.img_size, images.in_chans)
-        singles = fit_images(self.singles.flatten(0, 1), *size).unflatten(0, (-1, 2))
-        return Pairs(fit_images(self.images, *size), self.labels, singles)
 
 
 class PairMaker(Maker):
@@ -119,14 +98,25 @@ class PairMaker(Maker):
         return self._sorted[rank + self._counts[label] * is_behind]
 
     def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
-        base = images.targets["chosen"][indices, 0]
-        composites, labels, singles = self.draw_pairs(base, generator=generator).resized(images)
+        base = images.targets["chosen"][indices, 0].to(self.source.labels.device)
+        device = generator.device
+        shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
+        num_partners = self.others(base)
+        rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
+        pairs = torch.stack([base, self.partner(base, rank)], dim=1)
+
+        num_moves = 2 * self.max_shift + 1
+        moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
+        moves = to_device(moves, base.device) - self.max_shift
+        composites, singles = self.overlay(pairs, moves)
+        labels = self.source.labels[pairs]
         targets = {
             "labels": _two_hot(labels, self.source.num_classes),
             "single_label": labels,
-            "singles": to_float(singles),
+            "singles": to_float(_fit_singles(singles, images)),
         }
-        return Batch(to_float(composites), targets, indices)
+        inputs = fit_images(composites, images.img_size, images.in_chans)
+        return Batch(to_float(inputs), targets, indices)
 
     def split(
         self, images: Dataset, fraction_or_count: float, seed: int
@@ -157,30 +147,12 @@ class PairMaker(Maker):
             uint8 `[m, 2, channels, height, width]`.
         """
         rows = select_rows(images.targets, torch.as_tensor(indices))
-        return self.overlay(rows["chosen"], rows["moves"]).resized(images).singles
+        _, singles = self.overlay(rows["chosen"], rows["moves"])
+        return _fit_singles(singles, images)
 
-    def draw_pairs(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Pairs:
-        """Composites of images with random partners of other classes, and random shifts.
-
-        Args:
-            base: indices of the images.
-            generator: draws partners and shifts.
-
-        Returns:
-            The composites.
-        """
-        device = generator.device
-        base = base.to(self.source.labels.device)
-        shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
-        num_partners = self.others(base)
-        rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
-        pairs = torch.stack([base, self.partner(base, rank)], dim=1)
-
-        num_moves = 2 * self.max_shift + 1
-        moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
-        return self.overlay(pairs, to_device(moves, base.device) - self.max_shift)
-
-    def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Pairs:
+    def overlay(
+        self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]
+    ) -> tuple[Tensor, Tensor]:
         """Composites of pairs of images.
 
         Args:
@@ -188,7 +160,8 @@ class PairMaker(Maker):
             moves: of each of the two, (down, right) in pixels.
 
         Returns:
-            The composites.
+            The composites, uint8 `[batch, channels, height, width]`, and the two images of each,
+            uint8 `[batch, 2, channels, height, width]`.
         """
         size = [side + 2 * self.pad for side in self.source.img_size]
         corners = moves.flatten(0, 1) + self.pad
@@ -196,8 +169,13 @@ class PairMaker(Maker):
         singles = place_images(self.source.images[chosen.flatten()], size, corners, margin)
         singles = singles.unflatten(0, (-1, 2))
         first, second = singles.unbind(dim=1)
-        images = first + torch.minimum(second, 255 - first)  # bytes that end at 255
-        return Pairs(images, self.source.labels[chosen], singles)
+        return first + torch.minimum(second, 255 - first), singles  # bytes that end at 255
+
+
+def _fit_singles(singles: Tensor, images: Dataset) -> Tensor:
+    """The two images of each composite as the set of composites is, which may be resized."""
+    flat = fit_images(singles.flatten(0, 1), images.img_size, images.in_chans)
+    return flat.unflatten(0, (-1, 2))
 
 
 def _two_hot(labels: Int64[Tensor, "batch 2"], num_classes: int) -> UInt8[Tensor, "batch classes"]:
@@ -251,7 +229,7 @@ def make_pairs(
     moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2)).reshape(-1, 2, 2)
 
     chunks = zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True)
-    images = [maker.overlay(*chunk).images for chunk in chunks]
+    images = [maker.overlay(pair, move)[0] for pair, move in chunks]
     labels = maker.source.labels[pairs]
     targets = {
         "labels": _two_hot(labels, source.num_classes),

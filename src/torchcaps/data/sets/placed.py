@@ -17,10 +17,9 @@ from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
 from torchcaps.data.augment.spatial import inverse_map
-from torchcaps.data.dataset import Dataset, Maker, select_rows
+from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.pixels import random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
-from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 

@@ -1,16 +1,16 @@
 """Rendered discs, squares and triangles that overlap, with masks; only outlines tell them apart."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from torchcaps.data._registry import DatasetInfo, FetchProgress, ReadRequest, register_dataset
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.mask_files import read_masks
-from torchcaps.data.masks import masked_set, write_mask
+from torchcaps.data.masks import masked_set
+from torchcaps.data.reading import open_arrays
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.errors import check_range
 
@@ -21,7 +21,7 @@ COUNTS = {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
 NOISE = 12  # standard deviation, of 255
 TRIES = 32  # brightnesses drawn for a shape: the most distinct is taken
-TABLE = "classes.txt"
+FILE = "shapes.npz"
 
 
 def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> Dataset:
@@ -110,30 +110,25 @@ def _draw_shape(
     return is_inside
 
 
-def write_shapes(folder: str | Path, progress: FetchProgress | None = None) -> None:
-    """Render both splits and write them as `read_masks` reads them, the table of classes last.
+def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
+    """Render both splits and write them into one file.
 
     Args:
-        folder: gets a folder for each split.
+        folder: of the file.
         progress: called with "shapes train", the images so far, and the images in all.
 
     Raises:
-        DataError: where a file cannot be written.
+        DataError: where the file cannot be written.
     """
-    folder = Path(folder)
-    with writing(folder):
-        for seed, (split, count) in enumerate(COUNTS.items()):
-            folders = [folder / split / kind for kind in ("images", "masks")]
-            for each in folders:
-                each.mkdir(parents=True, exist_ok=True)
-            shapes = render_shapes(count, seed=seed)
-            for k, mask in enumerate(shapes.targets["mask"]):
-                image_file, mask_file = (each / f"{k:05d}.png" for each in folders)
-                Image.fromarray(shapes.images[k, 0].numpy()).save(image_file)
-                write_mask(mask_file, mask.numpy(), len(CLASSES))
-                if progress and k % 100 == 99:
-                    progress(f"shapes {split}", k + 1, count)
-        (folder / TABLE).write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
+    arrays: dict[str, Any] = {}
+    for seed, (split, count) in enumerate(COUNTS.items()):
+        shapes = render_shapes(count, seed=seed)
+        arrays[f"{split}_images"] = shapes.images.numpy()
+        arrays[f"{split}_masks"] = shapes.targets["mask"].numpy()
+        if progress:
+            progress(f"shapes {split}", count, count)
+    with writing(folder / FILE):
+        np.savez_compressed(folder / FILE, **arrays)
 
 
 INFO = DatasetInfo(
@@ -145,13 +140,15 @@ INFO = DatasetInfo(
     test=COUNTS["test"],
     license="Apache-2.0, rendered by this package",
     source="torchcaps.data.render_shapes",
-    sources=(Rendering(write_shapes, "rendering"),),
-    sha256={TABLE: None},  # rounding differs between processors, so that no digest holds everywhere
+    sources=(Rendering(write_shapes),),
+    sha256={FILE: None},  # rounding differs between processors, so that no digest holds everywhere
 )
 
 
 @register_dataset(INFO)
 def _read(folder: Path, request: ReadRequest) -> Dataset | None:
-    if not ((folder / TABLE).is_file() and (folder / request.split / "masks").is_dir()):
+    if not (folder / FILE).is_file():
         return None
-    return read_masks(folder, request)
+    with open_arrays(folder / FILE) as arrays:
+        images, masks = (arrays[f"{request.split}_{kind}"] for kind in ("images", "masks"))
+    return masked_set(torch.from_numpy(images), torch.from_numpy(masks), CLASSES, "shapes")

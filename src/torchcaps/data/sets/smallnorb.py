@@ -8,7 +8,6 @@ Files are binary matrices, little-endian: a magic number that names the type, th
 the sizes (three at least, unused ones are 1), then the numbers row after row.
 """
 
-import math
 import struct
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from torchcaps.data._registry import (
     register_format,
 )
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.reading import open_file, plain_or_packed, read_rest
+from torchcaps.data.reading import open_file, plain_or_packed, to_array
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import ArgumentError, DataError, check_known
 
@@ -46,7 +45,7 @@ STEMS = {
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
 ANY = "*norb"
-EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None), "each": slice(None)}
+EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
 CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e"  # of both splits
 # Codes of the familiar views: azimuths of 300° to 40°, in tens of degrees; elevations of 30° to
 # 40°. A third of all views is familiar.
@@ -92,21 +91,16 @@ def read_matrix(path: str | Path) -> np.ndarray:
     Raises:
         DataError: absent, of another format, packed, truncated, or longer than its header says.
     """
-    with open_file(path) as file:
-        header = file.read(8)
-        magic, num_axes = struct.unpack("<Ii", header.ljust(8, b"\0"))
-        if len(header) == 8 and magic not in DTYPES:
-            expected = "expected the magic number of a binary matrix that is not packed"
-            raise DataError(f"{path}: {expected}, got 0x{magic:08X}")
-        num_sizes = max(num_axes, 3)
-        sizes = file.read(4 * num_sizes) if 1 <= num_axes <= 8 else b""
-        is_whole = len(sizes) == 4 * num_sizes
-        shape = struct.unpack_from(f"<{num_axes}i", sizes) if is_whole else (0,)
-        if min(shape) < 1:
-            raise DataError(f"{path}: truncated or damaged header of a binary matrix")
-        dtype = DTYPES[magic]
-        numbers = read_rest(path, file, math.prod(shape) * dtype.itemsize, str(list(shape)))
-    return np.frombuffer(numbers, dtype).reshape(shape)
+    with open_file(path, "truncated or no binary matrix") as file:
+        contents = file.read()
+        magic, num_axes = struct.unpack_from("<Ii", contents)
+        if magic not in DTYPES or not 1 <= num_axes <= 8:
+            raise DataError(
+                f"{path}: expected the magic number of a binary matrix that is not packed, "
+                f"got 0x{magic:08X} and {num_axes} axes"
+            )
+        shape = struct.unpack_from(f"<{num_axes}i", contents, 8)
+        return to_array(path, contents, 8 + 4 * max(num_axes, 3), shape, DTYPES[magic])
 
 
 def matrix_bytes(array: np.ndarray) -> bytes:
@@ -152,8 +146,7 @@ def read_norb(
             `-testing-`.
         split: "train" or "test".
         eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one
-            channel; "each" every photograph by itself, left and right of a scene next to each
-            other, with the target "eye".
+            channel.
         halve: make photographs of 96 × 96, and no others, 48 × 48 by the mean of 2 × 2 pixels.
         name: of the set.
         stem: with which the files' names begin; * stands for anything.
@@ -187,12 +180,6 @@ def read_norb(
     columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
-    if eyes == "each":
-        num_eyes = pixels.shape[1]
-        pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
-        for target, rows in targets.items():
-            targets[target] = rows.repeat_interleave(num_eyes)
-        targets["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
         pixels = _halve(pixels)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))

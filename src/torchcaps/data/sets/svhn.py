@@ -6,12 +6,9 @@ A photograph shows what stands beside its digit too.
 
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from torchcaps.data._registry import DatasetInfo, register_directory_format
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.mat import read_mat
+from torchcaps.data.mat import label_arrays, read_mat
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError
 
@@ -46,21 +43,11 @@ def read_svhn(path: str | Path, name: str = "svhn") -> Dataset:
         DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside
             1 to 10.
     """
-    arrays = read_mat(path)
-    images = np.asarray(arrays.get("X"))
-    labels = np.asarray(arrays.get("y"))
-    expected_shape = (32, 32, 3, labels.size)
-    if images.dtype != np.uint8 or images.shape != expected_shape or labels.dtype.kind not in "uif":
-        got = f"{list(images.shape)} of {images.dtype} and {list(labels.shape)} of {labels.dtype}"
-        raise DataError(f"{path}: expected X [32, 32, 3, n] of uint8 and y [n, 1], got {got}")
-    digits = labels.reshape(-1).astype(np.int64)
-    outside = np.setdiff1d(digits, range(1, 11))
-    if len(outside):
-        expected = "expected labels from 1 to 10, where 10 is the digit 0"
-        raise DataError(f"{path}: {expected}, got {outside[0]}")
-    pixels = np.require(images.transpose(3, 2, 0, 1), requirements=["C", "W"])
-    targets = {"label": torch.from_numpy(digits % 10)}
-    return Dataset(torch.from_numpy(pixels), targets, INFO.classes, name)
+    images, labels = label_arrays(path, read_mat(path), "X", "y", (32, 32, 3))
+    if not ((labels >= 1) & (labels <= 10)).all():
+        raise DataError(f"{path}: expected labels from 1 to 10, where 10 is the digit 0")
+    targets = {"label": labels % 10}
+    return Dataset(images.permute(3, 2, 0, 1).contiguous(), targets, INFO.classes, name)
 
 
 register_directory_format(

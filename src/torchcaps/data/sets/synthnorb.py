@@ -1,7 +1,7 @@
 """synthNORB: rendered toys with smallNORB's categories, views, lamps, split and layout."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -27,11 +27,6 @@ SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 ELEVATIONS = range(9)
 AZIMUTHS = range(0, 36, 2)
 LIGHTINGS = range(len(LAMPS))
-PARALLAX = 3.0  # degrees by which each eye is off the middle
-STEMS = {
-    "train": "synthnorb-5x46789x9x18x6x1x48x48-training",
-    "test": "synthnorb-5x01235x9x18x6x1x48x48-testing",
-}
 
 
 def render_synthnorb(
@@ -42,7 +37,6 @@ def render_synthnorb(
     azimuths: Sequence[int] = AZIMUTHS,
     lightings: Sequence[int] = LIGHTINGS,
     size: int = 48,
-    stereo: bool = False,
     seed: int = 0,
     jitter: float = JITTER,
     progress: FetchProgress | None = None,
@@ -59,7 +53,6 @@ def render_synthnorb(
         azimuths: codes 0 to 35, times 10°; smallNORB has the even ones.
         lightings: codes 0 to 5.
         size: sides of an image in pixels, at least 4. Each pixel is the mean of four rays.
-        stereo: render two channels, left eye first, 6° apart.
         seed: 0 or more; of the toys' proportions and of the order.
         jitter: largest change of a proportion by the seed, as a fraction from 0 to 0.5.
         progress: called with "synthnorb train", the images so far, and the images in all.
@@ -79,34 +72,27 @@ def render_synthnorb(
         ("azimuths", azimuths, 36),
         ("lightings", lightings, len(LAMPS)),
     ):
-        check_range(f"number of {name}", len(codes), low=1)
-        for code in (min(codes), max(codes)):
+        for code in (min(codes, default=-1), max(codes, default=-1)):
             check_range(name, code, low=0, high=limit - 1)
     check_range("size", size, low=4)
     check_range("jitter", jitter, low=0, high=0.5)
 
     categories = range(len(SMALLNORB.classes))
     scenes = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
-    images = torch.empty(len(scenes), 2 if stereo else 1, size, size, dtype=torch.uint8)
-    views = images.unflatten(0, (-1, len(elevations), len(azimuths), len(lightings)))
+    images = torch.empty(len(scenes), 1, size, size, dtype=torch.uint8)
+    views = images.unflatten(0, (-1, len(lightings)))
     lamps = [LAMPS[code] for code in lightings]
-    offsets = (-PARALLAX, PARALLAX) if stereo else (0.0,)
-    for i, (category, toy) in enumerate(product(categories, toys)):
-        albedo = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
-        body = Body(make_toy(category, toy, seed, jitter=jitter))
-        for j, elevation in enumerate(elevations):
-            for k, azimuth in enumerate(azimuths):
-                for eye, offset in enumerate(offsets):
-                    views[i, j, k, :, eye] = photograph(
-                        body,
-                        30 + 5 * elevation,
-                        10.0 * azimuth + offset,
-                        lamps,
-                        size=size,
-                        albedo=albedo,
-                    )
-        if progress:
-            progress(f"synthnorb {split}", (i + 1) * len(images) // len(views), len(images))
+    designs = product(categories, toys, elevations, azimuths)
+    for number, (view, design) in enumerate(zip(views, designs, strict=True)):
+        category, toy, elevation, azimuth = design
+        if number % (len(elevations) * len(azimuths)) == 0:
+            albedo = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
+            body = Body(make_toy(category, toy, seed, jitter=jitter))
+            if progress:
+                progress(f"synthnorb {split}", number * len(lamps), len(images))
+        view[:, 0] = photograph(
+            body, 30 + 5 * elevation, 10.0 * azimuth, lamps, size=size, albedo=albedo
+        )
 
     # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
@@ -118,14 +104,40 @@ def render_synthnorb(
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
 
 
-def write_synthnorb(folder: str | Path, progress: FetchProgress | None = None) -> None:
-    """Render both splits and write them as smallNORB's files, each named when it is whole.
+def register_rendered(
+    name: str, render: Callable[..., Dataset], size: int, count: int, title: str, source: str
+) -> None:
+    """Register a rendered set that is kept in smallNORB's files, and its novel-viewpoint sets.
 
-    Raises:
-        DataError: where a file cannot be written.
+    Args:
+        name: of the set.
+        render: `render(split, progress=progress)` gives a split.
+        size: of a side of its images.
+        count: of the images of a split.
+        title: one line for lists.
+        source: name of `render`.
     """
-    for split, stem in STEMS.items():
-        write_matrices(render_synthnorb(split, progress=progress), Path(folder) / stem)
+    stems = {split: f"{name}-rendered-{split}ing" for split in SPLIT}
+
+    def write(folder: Path, progress: FetchProgress | None) -> None:
+        for split, stem in stems.items():
+            write_matrices(render(split, progress=progress), folder / stem)
+
+    register_norb(
+        replace(
+            SMALLNORB,
+            name=name,
+            title=title,
+            image_shape=(1, size, size),
+            train=count,
+            test=count,
+            license="Apache-2.0, rendered by this package",
+            source=source,
+            # Rounding differs between processors, so that no digest holds everywhere.
+            sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in stems.values() for kind in KINDS),
+            sources=(Rendering(write),),
+        )
+    )
 
 
 def write_matrices(images: Dataset, stem: Path) -> None:
@@ -148,16 +160,11 @@ def write_matrices(images: Dataset, stem: Path) -> None:
             os.replace(part, path)
 
 
-INFO = replace(
-    SMALLNORB,
-    name="synthnorb",
-    title="rendered toys, a stand-in for smallNORB",
-    image_shape=(1, 48, 48),
-    license="Apache-2.0, rendered by this package",
-    source="torchcaps.data.render_synthnorb",
-    # Rounding differs between processors, so that no digest holds everywhere.
-    sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in KINDS),
-    sources=(Rendering(write_synthnorb, "rendering"),),
+register_rendered(
+    "synthnorb",
+    render_synthnorb,
+    48,
+    24_300,
+    "rendered toys, a stand-in for smallNORB",
+    "torchcaps.data.render_synthnorb",
 )
-
-register_norb(INFO)

@@ -6,19 +6,11 @@ designs of the test toys are others than those of the training toys.
 """
 
 from dataclasses import replace
-from pathlib import Path
-
-import torch
 
 from torchcaps.data._registry import FetchProgress
-from torchcaps.data.dataset import Dataset
-from torchcaps.data.sets.smallnorb import KINDS, register_norb, toy_numbers
-from torchcaps.data.sets.synthnorb import (
-    INFO as SYNTHNORB,
-    render_synthnorb,
-    write_matrices,
-)
-from torchcaps.data.sources import Rendering
+from torchcaps.data.dataset import Dataset, concatenate
+from torchcaps.data.sets.smallnorb import toy_numbers
+from torchcaps.data.sets.synthnorb import register_rendered, render_synthnorb
 from torchcaps.data.synthnorb.solids import NUM_TOYS
 
 NUM_PROPORTIONS = 4  # of each design
@@ -27,10 +19,6 @@ ELEVATIONS = (1, 4, 7)  # 35°, 50°, 65°
 LIGHTINGS = (0, 3)
 SIDE = 40
 NUM_IMAGES = 5 * 5 * NUM_PROPORTIONS * len(ELEVATIONS) * 18 * len(LIGHTINGS)  # of a split
-STEMS = {
-    "train": "synthtoys-5x20x3x18x2x1x40x40-training",
-    "test": "synthtoys-5x20x3x18x2x1x40x40-testing",
-}
 
 
 def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
@@ -59,39 +47,17 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
             progress=progress,
         )
         instance = part.targets["instance"] + NUM_TOYS * seed
-        parts.append(replace(part, targets={**part.targets, "instance": instance}))
-    targets = {}
-    for name in parts[0].targets:
-        targets[name] = torch.cat([part.targets[name] for part in parts])
-    return replace(
-        parts[0],
-        inputs=torch.cat([part.images for part in parts]),
-        targets=targets,
-        groups=toy_numbers(targets["label"], targets["instance"]),
-        name="synthtoys",
-    )
+        targets = {**part.targets, "instance": instance}
+        groups = toy_numbers(targets["label"], instance)
+        parts.append(replace(part, targets=targets, groups=groups, name="synthtoys"))
+    return concatenate(parts)
 
 
-def write_synthtoys(folder: str | Path, progress: FetchProgress | None = None) -> None:
-    """Render both splits and write them as smallNORB's files.
-
-    Raises:
-        DataError: where a file cannot be written.
-    """
-    for split, stem in STEMS.items():
-        write_matrices(render_synthtoys(split, progress=progress), Path(folder) / stem)
-
-
-register_norb(
-    replace(
-        SYNTHNORB,
-        name="synthtoys",
-        title="a hundred rendered toys to test with, for novel viewpoints",
-        image_shape=(1, SIDE, SIDE),
-        train=NUM_IMAGES,
-        test=NUM_IMAGES,
-        source="torchcaps.data.sets.synthtoys.render_synthtoys",
-        sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in KINDS),
-        sources=(Rendering(write_synthtoys, "rendering"),),
-    )
+register_rendered(
+    "synthtoys",
+    render_synthtoys,
+    SIDE,
+    NUM_IMAGES,
+    "a hundred rendered toys to test with, for novel viewpoints",
+    "torchcaps.data.sets.synthtoys.render_synthtoys",
 )

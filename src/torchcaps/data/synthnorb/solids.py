@@ -9,7 +9,7 @@ import math
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,26 +53,20 @@ class Solid:
     top: float = 1.0
 
 
-def ball(center: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
-    """An ellipsoid.
+def _turned(kind: int, center: Vector, half: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
+    """An ellipsoid or a box.
 
     Args:
+        kind: BALL or BLOCK.
         center: `[3]`.
-        radii: along its axes, or one radius.
+        half: half axes, or one radius.
         tilt: its rotation about x, then y, then z, in degrees.
     """
-    return Solid(BALL, np.array(center, float), rotation(tilt) * np.broadcast_to(radii, 3))
+    return Solid(kind, np.array(center, float), rotation(tilt) * np.asarray(half))
 
 
-def block(center: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
-    """A box.
-
-    Args:
-        center: `[3]`.
-        half: half of its sides.
-        tilt: its rotation about x, then y, then z, in degrees.
-    """
-    return Solid(BLOCK, np.array(center, float), rotation(tilt) * np.asarray(half))
+ball = partial(_turned, BALL)
+block = partial(_turned, BLOCK)
 
 
 def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = None) -> Solid:

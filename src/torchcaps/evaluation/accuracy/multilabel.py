@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from torchcaps.data import multi_hot
@@ -24,7 +24,6 @@ from torchcaps.evaluation.base import (
     check_shares,
 )
 from torchcaps.evaluation.forward import proportion
-from torchcaps.evaluation.robustness.detection import auroc
 from torchcaps.transfer import widen
 from torchcaps.words import percent, rounded
 
@@ -167,6 +166,39 @@ def score_multilabel(
         num_samples=num_images,
         num_labels=int(is_label.sum(dim=1).max()),
     )
+
+
+def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
+    """Return the area under the ROC curve, `P(positive > negative) + P(equal) / 2`.
+
+    Args:
+        positive: `[n]` scores that ought to be higher.
+        negative: `[m]` scores that ought to be lower.
+
+    Returns:
+        A number in [0, 1]; 0.5 for scores that do not differ.
+
+    Raises:
+        ArgumentError: for scores of another shape, none at all, or NaN.
+    """
+    positive = checked_scores("positive", positive)
+    ordered = checked_scores("negative", negative).sort().values
+    num_below = torch.searchsorted(ordered, positive, right=False)
+    num_up_to = torch.searchsorted(ordered, positive, right=True)
+    return float(widen(num_below + num_up_to).mean() / (2 * len(ordered)))
+
+
+def checked_scores(argument: str, scores: Tensor) -> Tensor:
+    """Scores `[n]` in float64 on the CPU, n at least 1.
+
+    Raises:
+        ArgumentError: for scores of another shape, none at all, or NaN.
+    """
+    check_shape(argument, scores, ("n",))
+    check_range(f"number of {argument} scores", len(scores), low=1)
+    if scores.isnan().any():
+        raise ArgumentError(argument, "expected numbers, got NaN")
+    return scores.detach().cpu().double()
 
 
 def class_areas(

@@ -35,9 +35,9 @@ class MaskFigures(EvaluationResult):
     num_samples: int  # images
     dice: float  # `2 |P and T| / (|P| + |T|)`, mean over the classes that appear, no background
     iou: float  # the same of `|P and T| / |P or T|`
-    # The same of the harmonic mean of the shares of either boundary that are near the other one.
+    # The same of the harmonic mean of the shares of either boundary that are near the other one:
+    # within a square of two pixels to each side.
     boundary: float
-    tolerance: int  # near is within a square of so many pixels to each side
     pixel_accuracy: float  # share of all pixels, background included, that have the right class
     # The same by class; None for one that is in no mask of either kind.
     per_class: dict[str, dict[str, float | None]]
@@ -52,7 +52,7 @@ class MaskFigures(EvaluationResult):
 
     def table(self) -> TextTable:
         """A row for each class, the mean first."""
-        heads = ("class", "Dice", "IoU", f"boundary within {self.tolerance} px")
+        heads = ("class", "Dice", "IoU", f"boundary within {TOLERANCE} px")
         mean = {"dice": self.dice, "iou": self.iou, "boundary": self.boundary}
         rows: dict[str, Any] = {"mean, without background": mean, **self.per_class}
         cells = [(name, *map(rounded, figures.values())) for name, figures in rows.items()]
@@ -63,8 +63,6 @@ def pixel_counts(
     predicted: Int64[Tensor, "n height width"],
     true: Int64[Tensor, "n height width"],
     classes: int,
-    *,
-    tolerance: int = TOLERANCE,
 ) -> PixelCounts:
     """Count the pixels that the figures of masks are made from.
 
@@ -72,7 +70,6 @@ def pixel_counts(
         predicted: `[n, height, width]` predicted classes from 0, the background.
         true: `[n, height, width]` true classes.
         classes: number of classes, with the background, at least 2.
-        tolerance: of boundaries, in pixels.
 
     Raises:
         ArgumentError: for shapes that do not fit, or numbers out of range.
@@ -81,24 +78,21 @@ def pixel_counts(
     check_shape("true", true, axes)
     check_like("predicted", predicted, true, axes)
     check_range("classes", classes, low=2)
-    check_range("tolerance", tolerance, low=0)
     foreground = torch.arange(1, classes, device=true.device).view(-1, 1, 1)
     p = (predicted.unsqueeze(1) == foreground).float()
     t = (true.unsqueeze(1) == foreground).float()
     edge_p = _edge(p)
     edge_t = _edge(t)
-    near_t = edge_p * _dilate(edge_t, tolerance)
-    near_p = edge_t * _dilate(edge_p, tolerance)
+    near_t = edge_p * _dilate(edge_t)
+    near_p = edge_t * _dilate(edge_p)
     maps = (p * t, p, t, edge_p, edge_t, near_t, near_p)
-    return PixelCounts(*(x.flatten(2).sum(dim=2) for x in maps))
+    return PixelCounts._make(x.flatten(2).sum(dim=2) for x in maps)
 
 
 def mask_figures(
     counts: PixelCounts,
     right: Float[Tensor, " n"],
     classes: tuple[str, ...],
-    *,
-    tolerance: int = TOLERANCE,
 ) -> MaskFigures:
     """Return the figures of all images together.
 
@@ -106,9 +100,8 @@ def mask_figures(
         counts: pixels of all images, from `pixel_counts`.
         right: `[n]` share of right pixels of each image.
         classes: names of the classes, the background first.
-        tolerance: of boundaries, in pixels.
     """
-    total = PixelCounts(*(widen(count).sum(dim=0) for count in counts))
+    total = PixelCounts._make(widen(count).sum(dim=0) for count in counts)
     intersection, predicted, true, *_ = total
     appears = torch.maximum(predicted, true) > 0
     # Two boundaries that are both missing, as of masks that fill their images, agree.
@@ -129,7 +122,6 @@ def mask_figures(
     return MaskFigures(
         len(right),
         **means,
-        tolerance=tolerance,
         pixel_accuracy=widen(right).mean().item(),
         per_class=per_class,
     )
@@ -140,5 +132,5 @@ def _edge(inside: Tensor) -> Tensor:
     return inside * F.max_pool2d(1 - inside, 3, stride=1, padding=1)
 
 
-def _dilate(edge: Tensor, reach: int) -> Tensor:
-    return F.max_pool2d(edge, 2 * reach + 1, stride=1, padding=reach)
+def _dilate(edge: Tensor) -> Tensor:
+    return F.max_pool2d(edge, 2 * TOLERANCE + 1, stride=1, padding=TOLERANCE)

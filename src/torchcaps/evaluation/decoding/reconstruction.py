@@ -1,30 +1,41 @@
-"""Looking inside: reconstructions from a class capsule, and the meaning of its pose dimensions.
+"""Looking inside: reconstructions from class capsules, and the meaning of their pose dimensions.
 
 Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017,
-arXiv 1710.09829, sections 4.1 (reconstruction) and 5.1 (what the dimensions of a capsule
-represent).
+arXiv 1710.09829, sections 4.1 (reconstruction), 5.1 (what the dimensions of a capsule represent)
+and 6 (overlapping digits, figure 5).
+
+`segment` decodes k class capsules of each of n images, one at a time, into k drawings;
+`match_segments` puts two drawings in the order of the true digits; `score_segmentation` compares
+drawings with the true single digits. The paper shows pictures of them; the figures here put numbers
+to them. A pixel with ink of both digits belongs to both.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from torchcaps.errors import check_range, check_shape
+from torchcaps.evaluation.accuracy.multilabel import top_labels
 from torchcaps.evaluation.base import (
     Activations,
+    EvaluationResult,
     Images,
     Labels,
     capsule_model,
     check_images,
     check_labels,
+    check_like,
 )
-from torchcaps.evaluation.forward import batches, evaluating
+from torchcaps.evaluation.forward import batches, evaluating, image_activations
 from torchcaps.types import Capsules
 
 CHUNK = 256  # images encoded or decoded at a time
+INK = 0.5  # brightness from which a pixel is ink
+AXES = ("n", "k", "channels", "height", "width")
+Drawings = Float[Tensor, "n k channels height width"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,3 +177,159 @@ def _decode(model: nn.Module, capsules: Capsules, labels: Tensor) -> list[Tensor
         decode(Capsules(pose, activation), label).float().cpu()
         for pose, activation, label in chunks
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Reconstructions from k capsules of each image, one at a time.
+
+    Attributes:
+        images: `[n, k, channels, height, width]` in [0, 1], on the CPU.
+        selected: `[n, k]` int64, the class whose capsule was decoded.
+        activations: `[n, classes]` lengths in [0, 1].
+    """
+
+    images: Drawings
+    selected: Int64[Tensor, "n k"]
+    activations: Activations
+
+    @property
+    def lengths(self) -> Float[Tensor, "n k"]:
+        """The activation of each decoded capsule."""
+        return self.activations.gather(1, self.selected)
+
+
+@dataclass(frozen=True)
+class Segmentation(EvaluationResult):
+    """Decoded digits against the true single digits; means over images and digits.
+
+    Attributes:
+        error: mean squared error per pixel.
+        iou: intersection over union of the pixels with ink; 1 where neither has
+            one.
+        ink_right: share of the ink that belongs to one digit alone where the drawing of that digit
+            is the brightest; None without such ink.
+        correlation: correlation of the pixels, in [-1, 1], without pictures of one brightness; None
+            if all are of one brightness.
+        num_samples: n, number of images.
+    """
+
+    error: float
+    iou: float
+    ink_right: float | None
+    correlation: float | None
+    num_samples: int
+
+
+def segment(
+    model: nn.Module,
+    images: Images,
+    labels: Int64[Tensor, "n k"] | None = None,
+) -> Segments:
+    """Decode several capsules of each image, each with all others at zero.
+
+    Args:
+        model: a model with class capsules and a decoder.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n, k]` classes to decode, k at least 1; by default the two most active ones. They
+            may name absent classes, whose drawings should stay faint.
+
+    Returns:
+        The decoded images `[n, k, channels, height, width]`, with their classes.
+
+    Raises:
+        ArgumentError: for another model, or arguments that do not fit.
+    """
+    if labels is None:
+        labels = top_labels(image_activations(model, images))
+    check_shape("labels", labels, ("n", "k"), n=len(images))
+    check_range("number of labels", labels.shape[1], low=1)
+    decoded = [reconstructions(model, images, column) for column in labels.unbind(1)]
+    drawings = torch.stack([drawing.images for drawing in decoded], dim=1)
+    return Segments(drawings, labels.cpu().clone(), decoded[0].activations)
+
+
+def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
+    """Put the two decoded capsules of each image in the order of the labels.
+
+    A decoded class that is no label takes the place of the label that was missed, so that a mistake
+    is compared with the digit it missed.
+
+    Args:
+        segments: two decoded capsules an image.
+        labels: `[n, 2]` true classes.
+
+    Returns:
+        The same capsules in the order of the labels.
+
+    Raises:
+        ArgumentError: for another number of capsules, or labels of another shape.
+    """
+    check_shape("segments.selected", segments.selected, ("n", "k"), k=2)
+    check_shape("labels", labels, ("n", "k"), n=len(segments.selected), k=2)
+    labels = labels.cpu()
+    images = segments.images
+    selected = segments.selected
+    is_in_order = (selected == labels).any(dim=1)
+    has_match = (selected == labels.flip(1)).any(dim=1)
+    is_reversed = has_match & ~is_in_order
+    images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), images.flip(1), images)
+    selected = torch.where(is_reversed.view(-1, 1), selected.flip(1), selected)
+    return Segments(images, selected, segments.activations)
+
+
+def score_segmentation(drawings: Drawings, digits: Drawings) -> Segmentation:
+    """Compare drawings with the true single digits, pixel by pixel.
+
+    Args:
+        drawings: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`.
+        digits: the true digits at their places, in the same order and shape.
+
+    Returns:
+        Error, intersection over union, ink and correlation.
+
+    Raises:
+        ArgumentError: for shapes that do not fit, or none of them.
+    """
+    check_shape("drawings", drawings, AXES)
+    check_like("digits", digits, drawings, AXES)
+    check_range("number of samples", drawings.shape[0] * drawings.shape[1], low=1)
+    drawings = drawings.detach().cpu().double()
+    digits = digits.detach().cpu().double()
+    return Segmentation(
+        error=float((drawings - digits).square().mean()),
+        iou=_mean_iou(drawings >= INK, digits >= INK),
+        ink_right=_ink_right(drawings, digits),
+        correlation=_correlation(drawings.flatten(2), digits.flatten(2)),
+        num_samples=len(drawings),
+    )
+
+
+def _mean_iou(first: Tensor, second: Tensor) -> float:
+    """The mean intersection over union of two masks `[n, k, ...]`, 1 where both are empty."""
+    intersection = (first & second).flatten(2).sum(dim=2).double()
+    union = (first | second).flatten(2).sum(dim=2)
+    return float((intersection / union).nan_to_num(1.0).mean())
+
+
+def _ink_right(drawings: Drawings, digits: Drawings) -> float | None:
+    """The share of the ink of single digits where the drawing of that digit is the brightest."""
+    ink = digits * (digits >= INK)
+    ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
+
+    # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.
+    is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]
+    is_brightest = is_as_bright.sum(dim=2) == 1
+    return float((ink * is_brightest).sum() / ink.sum()) if ink.any() else None
+
+
+def _correlation(x: Tensor, y: Tensor) -> float | None:
+    """The mean correlation of pictures `[n, k, pixels]` over their pixels, where both vary."""
+    x = x - x.mean(dim=2, keepdim=True)
+    y = y - y.mean(dim=2, keepdim=True)
+    x_power = x.square().sum(dim=2)
+    y_power = y.square().sum(dim=2)
+    norms = (x_power * y_power).sqrt()
+    varies = norms > 1e-12
+    correlations = (x * y).sum(dim=2)[varies] / norms[varies]
+    return float(correlations.mean()) if varies.any() else None

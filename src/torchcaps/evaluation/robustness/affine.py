@@ -1,33 +1,52 @@
-"""Accuracy against the amount by which images are rotated, resized, sheared or moved.
+"""Images that are rotated, resized, sheared or moved: accuracy by the amount, and what poses do.
 
-One parameter at a time, every image by the same amount, so that the curve says what the amount
-does. Compare models of equal accuracy on the images as they are: a better one is better
-everywhere.
+`affine_sweep` changes one parameter at a time, every image by the same amount, so that the curve says
+what the amount does. Compare models of equal accuracy on the images as they are: a better one is
+better everywhere.
+
+`equivariance` asks whether poses move with the image, and activations stay. A pose is equivariant if
+a transformation of the image moves it by a linear map that is the same for all images, and invariant
+if it does not move at all. Capsules are meant to have equivariant poses and invariant activations.
+The figures are shares of the variance of the moved poses: what a learned map, and what no map,
+explains on images that the map was not learned on. Karel Lenc, Andrea Vedaldi, CVPR 2015, arXiv
+1411.5908, learn such maps for features of CNNs.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.data.augment.spatial import inverse_map
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
+    Activations,
     EvaluationResult,
     Images,
     Labels,
+    capsule_model,
     check_images,
     check_labeled,
     check_labels,
 )
-from torchcaps.evaluation.forward import image_activations, proportion, right_answers
+from torchcaps.evaluation.forward import (
+    batches,
+    evaluating,
+    image_activations,
+    proportion,
+    right_answers,
+)
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
+Poses = Float[Tensor, "n dim"]
+
+MIN_VARIANCE = 1e-12
+RIDGE = 1e-3  # for few images, and dimensions that do not vary
 
 
 @dataclass(frozen=True)
@@ -38,16 +57,11 @@ class AffineCurve:
         unit: unit of the amounts: "degrees", "percent" or "pixels".
         amounts: amounts of the transformation, in the order in which they were asked for.
         accuracy: at each amount, in [0, 1].
-        mean: mean of `accuracy` over the amounts.
-        half_drop: amount nearest to no change at which accuracy is below half way to chance; None
-            if there is none.
     """
 
     unit: str
     amounts: tuple[float, ...]
     accuracy: tuple[float, ...]
-    mean: float
-    half_drop: float | None
 
 
 @dataclass(frozen=True)
@@ -137,30 +151,20 @@ def affine_sweep(
         ArgumentError: for arguments that do not fit, or no amount at all.
     """
     check_labeled(images, labels)
-    check_range("number of amounts", len([*rotation, *scale, *shear, *shift]), low=1)
+    check_range("number of amounts", sum(map(len, (rotation, scale, shear, shift))), low=1)
     activations = image_activations(model, images)
-    num_classes = activations.shape[1]
-    check_labels(labels, num_classes)
+    check_labels(labels, activations.shape[1])
+    curves = {
+        kind: AffineCurve(
+            UNITS[kind],
+            tuple(map(float, amounts)),
+            tuple(_accuracy(model, images, labels, kind, amount) for amount in amounts),
+        )
+        for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True)
+        if amounts
+    }
     clean = proportion(activations.argmax(dim=1) == labels.cpu())
-    chance = 1 / num_classes
-    half_way = (clean + chance) / 2
-
-    curves = {}
-    for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
-        accuracy = {
-            float(amount): _accuracy(model, images, labels, kind, amount) for amount in amounts
-        }
-        low = [amount for amount, share in accuracy.items() if share < half_way]
-        unchanged = 100.0 if kind == "scale" else 0.0
-        if accuracy:
-            curves[kind] = AffineCurve(
-                unit=UNITS[kind],
-                amounts=tuple(accuracy),
-                accuracy=tuple(accuracy.values()),
-                mean=fmean(accuracy.values()),
-                half_drop=min(low, key=lambda amount: abs(amount - unchanged), default=None),
-            )
-    return AffineSweep(clean, chance, len(images), curves)
+    return AffineSweep(clean, 1 / activations.shape[1], len(images), curves)
 
 
 def _accuracy(
@@ -179,3 +183,99 @@ def _accuracy(
         right_answers(model, transform_images(images, **change), labels) for change in changes
     ]
     return proportion(torch.stack(correct))
+
+
+@dataclass(frozen=True)
+class Equivariance(EvaluationResult):
+    """The capsule of each image's class under transformations, one figure for each amount.
+
+    Attributes:
+        amounts: amounts of the transformation.
+        equivariant: R² of the linear map learned on the other images; 0 is no better than the mean.
+        invariant: R² of the unmoved poses; 1 is invariant. It may be far below 0.
+        activation_change: mean absolute difference of all activations.
+        agreement: share of images whose answer stays.
+        num_samples: images that the figures are of.
+    """
+
+    amounts: tuple[float, ...]
+    equivariant: tuple[float, ...]
+    invariant: tuple[float, ...]
+    activation_change: tuple[float, ...]
+    agreement: tuple[float, ...]
+    num_samples: int
+
+
+def equivariance(
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    rotation: Sequence[float] = (10.0, 20.0, 30.0),
+) -> Equivariance:
+    """Measure how the poses of the true classes move as the images turn.
+
+    The maps are learned on the even images, and the figures measured on the odd ones.
+
+    Args:
+        model: a model with class capsules.
+        images: `[n, channels, height, width]` in [0, 1], at least four, and better four times as
+            many as a pose has dimensions.
+        labels: `[n]` true classes.
+        rotation: degrees clockwise, at least one.
+
+    Returns:
+        A figure of each measure for each amount.
+
+    Raises:
+        ArgumentError: for another model, or arguments that do not fit.
+    """
+    check_labeled(images, labels)
+    check_range("number of images", len(images), low=4)
+    check_range("number of rotations", len(rotation), low=1)
+    poses, activations = _poses(model, images, labels)
+    rows = []
+    for angle in rotation:
+        turned = transform_images(images, rotation=angle)
+        turned_poses, turned_activations = _poses(model, turned, labels)
+        matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
+        is_agreement = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
+        row = (
+            r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
+            r_squared(poses[1::2], turned_poses[1::2]),
+            float((turned_activations - activations).abs()[1::2].mean()),
+            proportion(is_agreement[1::2]),
+        )
+        rows.append(row)
+    equivariant, invariant, change, agreement = map(tuple, zip(*rows, strict=True))
+    amounts = tuple(map(float, rotation))
+    return Equivariance(amounts, equivariant, invariant, change, agreement, len(images) // 2)
+
+
+def linear_map(x: Poses, y: Poses, ridge: float) -> Float[Tensor, "dim dim"]:
+    """Return the A that minimizes `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`."""
+    penalty = ridge * x.square().sum() * torch.eye(x.shape[1], dtype=x.dtype)
+    return torch.linalg.lstsq(x.T @ x + penalty, x.T @ y + penalty, driver="gelsd").solution.T
+
+
+def r_squared(predicted: Poses, true: Poses) -> float:
+    """Return `1 - sum |predicted - true|^2 / sum |true - mean true|^2`; 0 for constant poses."""
+    total = float((true - true.mean(dim=0)).square().sum())
+    if total <= MIN_VARIANCE:
+        return 0.0
+    return 1 - float((predicted - true).square().sum()) / total
+
+
+def _poses(model: nn.Module, images: Images, labels: Labels) -> tuple[Poses, Activations]:
+    """Return the poses of the labeled capsules in float64, and all activations, on the CPU."""
+    encode = capsule_model(model).capsules
+    poses = []
+    activations = []
+    with evaluating(model):
+        for batch, true in batches(model, images, labels):
+            pose, activation = encode(batch)
+            check_labels(true, activation.shape[1])
+            rows = torch.arange(len(true), device=pose.device)
+            poses.append(pose[rows, true].cpu().double())
+            activations.append(activation.float().cpu())
+    return torch.cat(poses), torch.cat(activations)

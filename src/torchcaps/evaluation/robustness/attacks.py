@@ -3,25 +3,50 @@
 FGSM: Ian Goodfellow, Jonathon Shlens, Christian Szegedy, ICLR 2015, arXiv 1412.6572. BIM: Alexey
 Kurakin, Ian Goodfellow, Samy Bengio, arXiv 1607.02533. PGD: Aleksander Madry et al., ICLR 2018,
 arXiv 1706.06083. All bound the change of each pixel by eps (L-infinity), keep pixels in [0, 1],
-and raise the loss of the true label. Run `masking_report` before quoting their figures.
+and raise the loss of the true label.
+
+An attack that fails says nothing while its gradients are zero or point nowhere. Anish Athalye,
+Nicholas Carlini, David Wagner, "Obfuscated Gradients Give a False Sense of Security", ICML 2018,
+arXiv 1802.00420, list the signs. `masking_report` checks them; do not quote a figure of robustness
+while one of its checks fails.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, TypedDict
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_positive, check_range
-from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled, check_labels
-from torchcaps.evaluation.forward import batches, eval_mode, image_activations
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range
+from torchcaps.evaluation.base import (
+    EvaluationResult,
+    Images,
+    Labels,
+    Loss,
+    check_labeled,
+    check_labels,
+)
+from torchcaps.evaluation.forward import (
+    batches,
+    eval_mode,
+    image_activations,
+    proportion,
+    right_answers,
+)
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss
 from torchcaps.nn import Router
 
 EDGE = 1e-6  # keeps lengths and pixels off 0 and 1, where logit and atanh would be infinite
-MIN_STEP_SIZE = 1e-9
+STEP_SIZE = 0.01  # of Adam
+NEAR_ZERO = 0.05  # accuracy that counts as none
+MAX_SILENT = 0.01  # share of images without any gradient that passes
+SLACK = 0.01  # of the largest loss: by how much it may fall from one eps to the next
+LOSS_STEPS = (0.25, 0.5, 0.75, 1.0)  # of eps, at which the loss is measured
 
 
 def full_margin_loss(
@@ -48,7 +73,8 @@ def fgsm(
     images: Images,
     labels: Labels,
     eps: float,
-    **options: Any,
+    *,
+    loss: Loss = full_margin_loss,
 ) -> Images:
     """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
 
@@ -57,7 +83,7 @@ def fgsm(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
         eps: largest change of a pixel, in [0, 1].
-        **options: `loss` and `batch_size` of `bim`.
+        loss: what to raise, as for `bim`.
 
     Returns:
         The changed images, on the CPU.
@@ -65,7 +91,7 @@ def fgsm(
     Raises:
         ArgumentError: as `bim`.
     """
-    return bim(model, images, labels, eps, steps=1, **options)
+    return bim(model, images, labels, eps, steps=1, loss=loss)
 
 
 def bim(
@@ -75,9 +101,7 @@ def bim(
     eps: float,
     *,
     steps: int = 10,
-    step_size: float | None = None,
     loss: Loss = full_margin_loss,
-    batch_size: int = BATCH,
 ) -> Images:
     """Basic iterative method: steps of FGSM, each clipped to eps around the image and to [0, 1].
 
@@ -86,20 +110,17 @@ def bim(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
         eps: largest change of a pixel, in [0, 1].
-        steps: number of steps, at least 1.
-        step_size: size of one, above 0; by default eps / steps.
+        steps: number of steps of size eps / steps, at least 1.
         loss: what to raise. A mean and a sum over images give the same images.
-        batch_size: images at a time; it changes no image.
 
     Returns:
         The changed images, on the CPU.
 
     Raises:
         ArgumentError: for arguments that do not fit, a loss without a gradient for the images, or
-            steps or a step size out of range.
+            steps out of range.
     """
-    options = (steps, step_size, loss, batch_size)
-    return _climb(model, images, labels, [images], eps, eps, *options)
+    return _climb(model, images, labels, eps, eps, steps=steps, loss=loss)
 
 
 def pgd(
@@ -109,13 +130,12 @@ def pgd(
     eps: float,
     *,
     steps: int = 10,
-    step_size: float | None = None,
-    restarts: int = 1,
     seed: int = 0,
     loss: Loss = full_margin_loss,
-    batch_size: int = BATCH,
 ) -> Images:
-    """Projected gradient descent: BIM from random starts within eps.
+    """Projected gradient descent: BIM from a random start within eps.
+
+    A step is 2.5 eps / steps, so that every image within eps is within reach.
 
     Args:
         model: maps images to `[batch, classes]`.
@@ -123,25 +143,19 @@ def pgd(
         labels: `[n]` true classes.
         eps: largest change of a pixel, in [0, 1].
         steps: number of steps, at least 1.
-        step_size: size of one, above 0; by default 2.5 eps / steps, so that every image within eps
-            is within reach.
-        restarts: random starts, at least 1; the first outcome that fools the model is kept, else
-            the last.
-        seed: of the starts; they do not depend on the batch size or the device.
+        seed: of the starts, which do not depend on the device.
         loss: what to raise, as for `bim`.
-        batch_size: images at a time.
 
     Returns:
         The changed images, on the CPU.
 
     Raises:
-        ArgumentError: as `bim`, or for restarts out of range.
+        ArgumentError: as `bim`.
     """
-    check_positive(restarts=restarts)
     generator = torch.Generator().manual_seed(seed)
-    starts = [(images + _uniform(images, eps, generator)).clamp(0, 1) for _ in range(restarts)]
-    options = (steps, step_size, loss, batch_size)
-    return _climb(model, images, labels, starts, eps, 2.5 * eps, *options)
+    return _climb(
+        model, images, labels, eps, 2.5 * eps, steps=steps, loss=loss, generator=generator
+    )
 
 
 def vote_attack(
@@ -180,17 +194,14 @@ def carlini_wagner(
     *,
     steps: int = 200,
     searches: int = 6,
-    step_size: float = 0.01,
-    batch_size: int = BATCH,
 ) -> Images:
     """Minimize `|d|^2 + c max(z_y - max_k z_k, 0)` over d, with a search for the smallest c.
 
     z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps
     pixels in [0, 1]. There is no eps: each image becomes the nearest one with another answer, or
-    stays as it is where none was met; `attack_outcome` gives the mean norm. Nicholas Carlini,
-    David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017, arXiv 1608.04644.
-    Michels et al., arXiv 1906.03612, report capsule networks as easily turned by it as CNNs of
-    equal accuracy.
+    stays as it is where none was met. Nicholas Carlini, David Wagner, "Towards Evaluating the
+    Robustness of Neural Networks", 2017, arXiv 1608.04644. Michels et al., arXiv 1906.03612, report
+    capsule networks as easily turned by it as CNNs of equal accuracy.
 
     Args:
         model: maps images to `[batch, classes]` in [0, 1].
@@ -199,8 +210,6 @@ def carlini_wagner(
         steps: of Adam in each search, at least 1; 200 give norms within a few percent on small
             networks.
         searches: halvings of c, at least 1.
-        step_size: of Adam, above 0.
-        batch_size: images at a time.
 
     Returns:
         The changed images, on the CPU.
@@ -209,7 +218,6 @@ def carlini_wagner(
         ArgumentError: for arguments that do not fit, or out of range.
     """
     check_positive(steps=steps, searches=searches)
-    check_range("step_size", step_size, low=MIN_STEP_SIZE)
 
     def search(x: Tensor, y: Tensor) -> Tensor:
         nearest = x.clone()
@@ -218,61 +226,45 @@ def carlini_wagner(
         high = torch.full_like(distance, torch.inf)
         c = torch.ones_like(distance)
         for _ in range(searches):
-            candidate, norm = _minimize(model, x, y, c, steps, step_size)
-            nearest = torch.where(_by_image(norm < distance), candidate, nearest)
-            distance = torch.minimum(distance, norm)
-            is_turned = norm.isfinite()
+            w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
+            adam = torch.optim.Adam([w], lr=STEP_SIZE)
+            is_turned = torch.zeros_like(y, dtype=torch.bool)
+            for step in range(steps + 1):
+                with torch.enable_grad():
+                    changed = (torch.tanh(w) + 1) / 2
+                    square = (changed - x).square().flatten(1).sum(dim=1)
+                    lead = _lead(model(changed).float(), y)
+                    loss = (square + c * lead.clamp(min=0)).sum()
+                norm = torch.where(lead < 0, square.sqrt(), torch.inf).detach()
+                is_nearer = (norm < distance).view(-1, 1, 1, 1)
+                nearest = torch.where(is_nearer, changed, nearest).detach()
+                distance = torch.minimum(distance, norm)
+                is_turned |= lead < 0
+                if step < steps:
+                    (w.grad,) = torch.autograd.grad(loss, w)
+                    adam.step()
             low = torch.where(is_turned, low, c)
             high = torch.where(is_turned, c, high)
             c = torch.where(high.isfinite(), (low + high) / 2, 10 * c)
         return nearest
 
-    return attack_batches(model, images, labels, search, batch_size)
+    return attack_batches(model, images, labels, search)
 
 
-def _minimize(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    c: Tensor,
-    steps: int,
-    step_size: float,
-) -> tuple[Tensor, Tensor]:
-    """Minimize the objective of Carlini and Wagner for one c of each image.
-
-    Returns:
-        The nearest images with another answer, and their distances `[batch]`; infinite without one.
-    """
-    w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
-    adam = torch.optim.Adam([w], lr=step_size)
-    nearest = x.clone()
-    distance = torch.full_like(c, torch.inf)
-    label_index = y.unsqueeze(1)
-    for step in range(steps + 1):
-        with torch.enable_grad():
-            changed = (torch.tanh(w) + 1) / 2
-            z = torch.logit(model(changed).float(), eps=EDGE) / 2  # atanh(2 |v| - 1)
-            rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
-            lead = (z.gather(1, label_index) - rival).squeeze(1)
-            square = (changed - x).square().flatten(1).sum(dim=1)
-            loss = (square + c * lead.clamp(min=0)).sum()
-        with torch.no_grad():
-            norm = torch.where(lead < 0, square.sqrt(), torch.inf)
-            nearest = torch.where(_by_image(norm < distance), changed, nearest)
-            distance = torch.minimum(distance, norm)
-        if step < steps:
-            (w.grad,) = torch.autograd.grad(loss, w)
-            adam.step()
-    return nearest.detach(), distance
+def _lead(activation: Tensor, labels: Tensor) -> Tensor:
+    """The logit of each image's label, less the largest of another class."""
+    z = torch.logit(activation, eps=EDGE) / 2  # atanh(2 |v| - 1)
+    label_index = labels.unsqueeze(1)
+    rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
+    return (z.gather(1, label_index) - rival).squeeze(1)
 
 
-def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
+def sign_noise(images: Images, eps: float) -> Images:
     """Move every pixel up or down by eps at random: as large as an attack, without its aim.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1].
         eps: change of each pixel, in [0, 1]; the pixels are clipped to [0, 1].
-        seed: of the signs.
 
     Returns:
         The changed images.
@@ -281,7 +273,7 @@ def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
         ArgumentError: for eps out of range.
     """
     check_range("eps", eps, low=0, high=1)
-    signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
+    signs = _uniform(images, 1.0, torch.Generator().manual_seed(0)).sign()
     return (images + eps * signs).clamp(0, 1)
 
 
@@ -307,7 +299,6 @@ def attack_batches(
     images: Images,
     labels: Labels,
     attack: Callable[[Tensor, Tensor], Tensor],
-    batch_size: int = BATCH,
 ) -> Images:
     """Attack a batch at a time on the model's device, and join the images on the CPU.
 
@@ -316,7 +307,6 @@ def attack_batches(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
         attack: maps images and labels of a batch to changed images.
-        batch_size: images at a time.
 
     Raises:
         ArgumentError: for images or labels that do not fit.
@@ -324,55 +314,280 @@ def attack_batches(
     check_labeled(images, labels)
     check_labels(labels, image_activations(model, images[:1]).shape[1])
     with eval_mode(model):
-        pairs = batches(model, images, labels, batch_size=batch_size)
-        return torch.cat([attack(*pair).cpu() for pair in pairs])
+        pairs = batches(model, images, labels)
+        return torch.cat([attack(x, y).cpu() for x, y in pairs])
 
 
 def _climb(
     model: nn.Module,
     images: Images,
     labels: Labels,
-    starts: Sequence[Images],
     eps: float,
     distance: float,
+    *,
     steps: int,
-    step_size: float | None,
     loss: Loss,
-    batch_size: int,
+    generator: torch.Generator | None = None,
 ) -> Images:
-    """Raise the loss step by step, from one start after the other.
-
-    All steps together go the distance, unless the size of one is given.
-    """
+    """Raise the loss in steps that go a distance together; a generator draws where they start."""
     check_range("eps", eps, low=0, high=1)
-    check_positive(steps=steps, batch_size=batch_size)
-    if step_size is None:
-        step_size = distance / steps
-    else:
-        check_range("step_size", step_size, low=MIN_STEP_SIZE)
-    parts = zip(*(start.split(batch_size) for start in starts), strict=True)
+    check_positive(steps=steps)
 
     def climb(batch: Tensor, labels: Tensor) -> Tensor:
         low = (batch - eps).clamp(min=0)
         high = (batch + eps).clamp(max=1)
-        changed = batch
-        is_fooled = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
-        for start in next(parts):
-            x = start.to(batch)
-            for _ in range(steps):
-                x = (x + step_size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
-            changed = torch.where(_by_image(is_fooled), changed, x)
-            if len(starts) > 1:
-                with torch.no_grad():
-                    is_fooled = is_fooled | (model(x).argmax(dim=1) != labels)
-        return changed.detach()
+        x = batch
+        if generator is not None:
+            x = (x + _uniform(x, eps, generator)).clamp(0, 1)
+        for _ in range(steps):
+            gradient = input_gradient(model, x, labels, loss)
+            x = (x + distance / steps * gradient.sign()).clamp(low, high)
+        return x
 
-    return attack_batches(model, images, labels, climb, batch_size)
-
-
-def _by_image(flags: Bool[Tensor, " batch"]) -> Bool[Tensor, "batch 1 1 1"]:
-    return flags.view(-1, 1, 1, 1)
+    return attack_batches(model, images, labels, climb)
 
 
 def _uniform(images: Images, eps: float, generator: torch.Generator) -> Images:
     return ((2 * torch.rand(images.shape, generator=generator) - 1) * eps).to(images)
+
+
+Attack = Literal["fgsm", "bim", "pgd", "vote"]
+METHODS: dict[str, Callable[..., Tensor]] = {
+    "fgsm": fgsm,
+    "bim": bim,
+    "pgd": pgd,
+    "vote": vote_attack,
+}
+
+
+@dataclass(frozen=True)
+class AttackOutcome:
+    """Accuracy under an attack of one strength; shares are in [0, 1].
+
+    Attributes:
+        eps: largest change of a pixel.
+        accuracy: share of all images that are still answered rightly.
+        success: share of the images answered rightly before that are not any more; None if there
+            were none before.
+        distance: mean L2 norm of the change over these images; None if there are none.
+    """
+
+    eps: float
+    accuracy: float
+    success: float | None
+    distance: float | None
+
+
+@dataclass(frozen=True)
+class AttackSweep(EvaluationResult):
+    """Accuracy against the strength of an attack.
+
+    Attributes:
+        attack: "fgsm", "bim", "pgd" or "vote".
+        clean: accuracy without attack, in [0, 1].
+        num_samples: n, number of images.
+        outcomes: one for each eps, in their order.
+        mean: mean of accuracy over the eps.
+    """
+
+    attack: str
+    clean: float
+    num_samples: int
+    outcomes: tuple[AttackOutcome, ...]
+    mean: float
+
+
+def attack_sweep(
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    eps: Sequence[float],
+    *,
+    attack: Attack = "pgd",
+    **options: Any,
+) -> AttackSweep:
+    """Attack images at each strength, and measure the accuracy.
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest changes of a pixel, in [0, 1], at least one.
+        attack: name of the attack.
+        **options: those of the attack, such as `steps=20`.
+
+    Returns:
+        Accuracy without an attack, and the outcome at each strength.
+
+    Raises:
+        ArgumentError: for an unknown attack, no eps, or arguments that do not fit.
+        TypeError: for an unknown option.
+    """
+    check_known("attack", attack, METHODS)
+    check_range("number of eps", len(eps), low=1)
+    before = right_answers(model, images, labels)
+    outcomes = []
+    for strength in eps:
+        changed = METHODS[attack](model, images, labels, strength, **options)
+        after = right_answers(model, changed, labels)
+        outcomes.append(_outcome(strength, before, after, changed.cpu() - images.cpu()))
+    mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
+    return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
+
+
+def _outcome(eps: float, before: Tensor, after: Tensor, change: Images) -> AttackOutcome:
+    """Return the figures of images that were answered rightly before and after a change."""
+    turned = before & ~after
+    norms = change.flatten(1).norm(dim=1)
+    return AttackOutcome(
+        eps=float(eps),
+        accuracy=proportion(after),
+        success=float(turned.sum() / before.sum()) if before.any() else None,
+        distance=float(norms[turned].mean()) if turned.any() else None,
+    )
+
+
+class MaskingCheck(TypedDict):
+    """One sign of hidden gradients.
+
+    Attributes:
+        name: what ought to hold.
+        passed: whether it does.
+        text: the figures, in one sentence.
+    """
+
+    name: str
+    passed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class MaskingReport(EvaluationResult):
+    """Accuracies under attacks of one strength, and what they say of the gradients.
+
+    All shares are in [0, 1].
+
+    Attributes:
+        eps: strength of the attacks, the largest change of a pixel.
+        clean: accuracy without attack.
+        noise: accuracy under random noise of size eps.
+        fgsm: accuracy under one step of FGSM.
+        bim: accuracy under many steps (BIM).
+        pgd: accuracy under many steps from random starts (PGD).
+        large: accuracy under PGD of strength 1, at which every image can become any other.
+        loss_eps: ascending strengths.
+        losses: mean loss under PGD at each of them.
+        silent: share of images whose gradient is exactly zero in every pixel.
+    """
+
+    eps: float
+    clean: float
+    noise: float
+    fgsm: float
+    bim: float
+    pgd: float
+    large: float
+    loss_eps: tuple[float, ...]
+    losses: tuple[float, ...]
+    silent: float
+
+    derived = ("passed", "verdict", "checks")
+
+    @property
+    def checks(self) -> list[MaskingCheck]:
+        """One check for each sign."""
+        iterated = max(self.bim, self.pgd)
+        falls = [before - after for before, after in pairwise(self.losses)]
+        course = " -> ".join(f"{loss:.3g}" for loss in self.losses)
+        checks = (
+            (
+                "many steps are at least as strong as one",
+                iterated <= self.fgsm,
+                f"BIM and PGD leave {iterated:.1%}, FGSM {self.fgsm:.1%}.",
+            ),
+            (
+                "noise is weaker than the attack",
+                self.noise >= self.pgd,
+                f"Noise of the same size leaves {self.noise:.1%}, PGD {self.pgd:.1%}.",
+            ),
+            (
+                "a large attack leaves nothing",
+                self.large <= NEAR_ZERO,
+                f"At eps 1 PGD leaves {self.large:.1%}.",
+            ),
+            (
+                "the loss rises with eps",
+                max(falls) <= SLACK * max(self.losses),
+                f"The mean loss goes {course}.",
+            ),
+            (
+                "gradients are not zero",
+                self.silent <= MAX_SILENT,
+                f"{self.silent:.1%} of the images have no gradient at all.",
+            ),
+        )
+        return [MaskingCheck(name=name, passed=passed, text=text) for name, passed, text in checks]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check["passed"] for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.passed:
+            return "No sign of hidden gradients: the attacks do what attacks do."
+        failed = "; ".join(check["name"] for check in self.checks if not check["passed"])
+        return f"Do not quote this robustness: {failed} does not hold, so the attack may be blind."
+
+
+def masking_report(
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    eps: float = 0.1,
+    steps: int = 10,
+) -> MaskingReport:
+    """Attack a model in the ways that tell robustness from hidden gradients.
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1]; a few hundred are enough.
+        labels: `[n]` true classes.
+        eps: strength of the attacks, in [0, 1].
+        steps: of BIM and PGD, at least 1.
+
+    Returns:
+        Accuracies under each attack, and five checks with a verdict.
+
+    Raises:
+        ArgumentError: for arguments that do not fit, or out of range.
+    """
+    strengths = tuple(eps * part for part in LOSS_STEPS)
+    attacked = [pgd(model, images, labels, strength, steps=steps) for strength in strengths]
+    inputs = {
+        "clean": images,
+        "noise": sign_noise(images, eps),
+        "fgsm": fgsm(model, images, labels, eps),
+        "bim": bim(model, images, labels, eps, steps=steps),
+        "pgd": attacked[-1],
+        "large": pgd(model, images, labels, 1.0, steps=steps),
+    }
+    accuracies = {
+        name: proportion(right_answers(model, changed, labels)) for name, changed in inputs.items()
+    }
+    losses = [
+        float(full_margin_loss(image_activations(model, changed), labels.cpu()))
+        for changed in (images, *attacked)
+    ]
+    gradient = partial(input_gradient, model, loss=full_margin_loss)
+    gradients = attack_batches(model, images, labels, gradient)
+    return MaskingReport(
+        eps=eps,
+        loss_eps=(0.0, *strengths),
+        losses=tuple(losses),
+        silent=proportion((gradients == 0).flatten(1).all(dim=1)),
+        **accuracies,
+    )

@@ -11,11 +11,11 @@ Other images: the longest capsule of an image of no known class ought to be shor
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import check_range
+from torchcaps.evaluation.accuracy.multilabel import auroc, checked_scores
 from torchcaps.evaluation.base import (
     IMAGE_AXES,
     EvaluationResult,
@@ -30,26 +30,6 @@ from torchcaps.transfer import widen
 
 RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
-
-
-def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
-    """Return the area under the ROC curve, `P(positive > negative) + P(equal) / 2`.
-
-    Args:
-        positive: `[n]` scores that ought to be higher.
-        negative: `[m]` scores that ought to be lower.
-
-    Returns:
-        A number in [0, 1]; 0.5 for scores that do not differ.
-
-    Raises:
-        ArgumentError: for scores of another shape, none at all, or NaN.
-    """
-    positive = _scores("positive", positive)
-    ordered = _scores("negative", negative).sort().values
-    num_below = torch.searchsorted(ordered, positive, right=False)
-    num_up_to = torch.searchsorted(ordered, positive, right=True)
-    return float(widen(num_below + num_up_to).mean() / (2 * len(ordered)))
 
 
 def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
@@ -84,10 +64,9 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
     Raises:
         ArgumentError: for no distances, or a share out of range.
     """
-    distances = _scores("distances", distances)
+    distances = checked_scores("distances", distances)
     check_range("false_positives", false_positives, low=0, high=1 - 1e-9)
-    num_flagged = math.floor(false_positives * len(distances) + ROUNDING)
-    return float(distances.sort(descending=True).values[num_flagged])
+    return -_threshold(-distances, false_positives)
 
 
 @dataclass(frozen=True)
@@ -209,12 +188,11 @@ def reject_by_length(
     """
     inlier_lengths = image_activations(model, inliers).amax(dim=1)
     outlier_lengths = image_activations(model, outliers).amax(dim=1)
-    num_rejected = math.floor((1 - RECALL) * len(inlier_lengths) + ROUNDING)
-    threshold = inlier_lengths.sort().values[num_rejected]
+    threshold = _threshold(inlier_lengths, 1 - RECALL)
     return Rejection(
         auroc=auroc(inlier_lengths, outlier_lengths),
         false_positive_rate=proportion(outlier_lengths >= threshold),
-        threshold=float(threshold),
+        threshold=threshold,
         inlier_length=float(widen(inlier_lengths).mean()),
         outlier_length=float(widen(outlier_lengths).mean()),
         num_inliers=len(inlier_lengths),
@@ -229,9 +207,6 @@ def _distances(model: nn.Module, images: Images) -> tuple[Float[Tensor, " n"], L
     return distances, decoded.predictions
 
 
-def _scores(argument: str, scores: Tensor) -> Tensor:
-    check_shape(argument, scores, ("n",))
-    check_range(f"number of {argument} scores", len(scores), low=1)
-    if scores.isnan().any():
-        raise ArgumentError(argument, "expected numbers, got NaN")
-    return scores.detach().cpu().double()
+def _threshold(scores: Tensor, share: float) -> float:
+    """Return the score that at most a share of all is below."""
+    return float(scores.sort().values[math.floor(share * len(scores) + ROUNDING)])

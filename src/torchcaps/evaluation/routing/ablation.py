@@ -6,6 +6,7 @@ The swap here is at test time only; a network trained without routing (a recipe 
 `routing = "uniform"`) is the harder comparison, and both belong beside every figure.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import (
-    BATCH,
     EvaluationResult,
     Images,
     Labels,
@@ -24,7 +24,12 @@ from torchcaps.evaluation.base import (
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, format_points
 from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy
-from torchcaps.evaluation.routing.layers import route_images, routers_of, swapped_routers
+from torchcaps.evaluation.routing.layers import (
+    ROUTED_BATCH,
+    route_images,
+    routers_of,
+    swapped_routers,
+)
 from torchcaps.nn import Router
 
 STORED_BATCH = 8  # images whose votes are in memory at once
@@ -133,7 +138,6 @@ def routing_ablation(
     *,
     agreement: bool = True,
     seed: int = 0,
-    batch_size: int = BATCH,
 ) -> RoutingAblation:
     """Compare a model with itself under equal and under random couplings.
 
@@ -150,7 +154,6 @@ def routing_ablation(
             the couplings are. What is left is how many children a parent has, which equal couplings
             make equal.
         seed: of the random couplings.
-        batch_size: images at a time.
 
     Returns:
         The accuracies with and without routing, compared on the same images.
@@ -166,7 +169,7 @@ def routing_ablation(
         problem = "with fixed couplings, no activation of this model depends on how far votes agree"
         raise ArgumentError("agreement", f"expected True: {problem}")
 
-    def answer(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
+    def answer(change: Callable[[Router], Router], size: int = ROUTED_BATCH) -> Tensor:
         with swapped_routers(model, change):
             activations = image_activations(model, images, batch_size=size)
         check_labels(labels, activations.shape[1])
@@ -176,7 +179,7 @@ def routing_ablation(
     routed = answer(lambda router: router)
     uniform = answer(methodcaller("uniform", agreement=agreement))
     change = methodcaller("random", seed, agreement=agreement)
-    random = answer(change, min(batch_size, STORED_BATCH))
+    random = answer(change, STORED_BATCH)
     comparison = compare_answers(routed == true, uniform == true, seed=seed)
     return RoutingAblation(
         comparison,
@@ -186,13 +189,7 @@ def routing_ablation(
     )
 
 
-def iteration_dynamics(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    *,
-    batch_size: int = BATCH,
-) -> IterationDynamics:
+def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> IterationDynamics:
     """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
 
     Routers without iterations stay as they are. The couplings of all images are in memory at once.
@@ -201,7 +198,6 @@ def iteration_dynamics(
         model: a model with routed layers.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
-        batch_size: images at a time.
 
     Returns:
         Accuracy, changed answers, entropy of couplings and straightness of votes after each
@@ -215,26 +211,26 @@ def iteration_dynamics(
     last = max(router.num_iterations for router in routers.values())
     labels = labels.cpu()
     answers = []
-    entropy = dict[str, tuple[float, ...]]()
-    straight = dict[str, tuple[float, ...]]()
+    entropy: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
+    straight: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
     straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
-            routed = route_images(model, images, batch_size=batch_size)
+            routed = route_images(model, images)
         answers.append(routed.activation.argmax(dim=1))
         for name, trace in routed.layers.items():
-            straightness = routed.straightness[name]
+            straightness = trace.extras["straightness"]
             if routers[name].normalized:  # couplings of a child sum to one
-                entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
-                straight[name] = (*straight.get(name, ()), float(straightness.mean()))
+                entropy[name] += (coupling_entropy(trace).mean,)
+                straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:
             straight_by_class.append(_mean_of_class(straightness, labels))
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
         accuracy=tuple(proportion(answer == labels) for answer in answers),
         changed=tuple(proportion(answer != answers[0]) for answer in answers),
-        entropy=entropy,
-        straightness=straight,
+        entropy=dict(entropy),
+        straightness=dict(straight),
         class_straightness=tuple(straight_by_class),
     )
 

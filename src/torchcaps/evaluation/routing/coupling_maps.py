@@ -14,8 +14,10 @@ the convolutions, softened at the edges of strides so that even supports make an
 reading of routing is the library's own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +28,15 @@ from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation.base import Activations, Images, Labels, check_images, check_labels
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
-from torchcaps.evaluation.routing.places import places_of
+from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.geometry import Slide
 from torchcaps.nn import RoutedLayer, RoutingTrace, record_routing
 from torchcaps.types import Capsules
 
 BATCH = 16  # images at a time: the votes for one parent are stored
+
+Slides = tuple[Slide, ...] | None
+"""Those of the layers from the image on; None where they are no chain of plain convolutions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +60,6 @@ def coupling_maps(
     model: nn.Module,
     images: Images,
     labels: Labels | None = None,
-    *,
-    batch_size: int = BATCH,
 ) -> CouplingMaps:
     """Return where the votes for one class of each image come from.
 
@@ -67,7 +70,6 @@ def coupling_maps(
         model: a model with such layers.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` classes; by default the most active ones.
-        batch_size: images at a time.
 
     Returns:
         Maps over pixels and over positions, with the class of each image; on the CPU.
@@ -82,7 +84,7 @@ def coupling_maps(
     with evaluating(model):
         parts = [
             _map_batch(model, batch, None if labels is None else batch_labels)
-            for batch, batch_labels in batches(model, images, labels, batch_size=batch_size)
+            for batch, batch_labels in batches(model, images, labels, batch_size=BATCH)
         ]
     return CouplingMaps(*map(torch.cat, zip(*parts, strict=True)))
 
@@ -206,3 +208,71 @@ def _window(kernel: int, stride: int) -> Tensor:
     height = min(step, kernel - step + 1)
     weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=height).float()
     return weight / weight.sum()
+
+
+class CapsuleMap(NamedTuple):
+    """Capsules with places."""
+
+    capsules: Capsules  # pose `[batch, height, width, types, dim]`, activation likewise
+    slides: Slides  # of the layers below
+
+
+@dataclass
+class Places:
+    """The maps that a forward pass has made so far."""
+
+    maps: list[CapsuleMap] = field(default_factory=list)  # in the order of the pass
+    slides: Slides = ()
+    _size: Sequence[int] | None = None
+
+    def add(self, slide: Slide | None, before: Sequence[int], after: Sequence[int]) -> None:
+        """Record a layer that has slid over a map of one size and made one of another size."""
+        is_chained = self._size in (None, before)
+        if slide and self.slides is not None and is_chained:
+            self.slides = (*self.slides, slide)
+        else:
+            self.slides = None
+        self._size = after
+
+    def map_of(self, children: Capsules) -> CapsuleMap | None:
+        """Return the newest map that holds capsules, with their places or in a row."""
+        for candidate in reversed(self.maps):
+            pose = candidate.capsules.pose
+            if torch.equal(pose, children.pose) or torch.equal(pose.flatten(1, 3), children.pose):
+                return candidate
+        return None
+
+
+@contextmanager
+def places_of(model: nn.Module) -> Iterator[Places]:
+    """Record the maps of the forward passes of a model."""
+    places = Places()
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(module, nn.Conv2d):
+            places.add(_convolution_slide(module), inputs[0].shape[2:], output.shape[2:])
+        elif isinstance(module, RoutedLayer) and output.pose.dim() == 5:
+            pose = inputs[0].pose if isinstance(inputs[0], Capsules) else inputs[0]
+            before = pose.shape[1:-2]
+            places.add(_field_slide(module.field(*before)), before, output.pose.shape[1:3])
+        if isinstance(output, Capsules) and output.pose.dim() == 5:
+            places.maps.append(CapsuleMap(output, places.slides))
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_hook(record).remove)
+        yield places
+
+
+def _convolution_slide(layer: nn.Conv2d) -> Slide | None:
+    """Return how a convolution slides; None for padding by name and dilated kernels."""
+    if isinstance(layer.padding, str) or layer.dilation != (1, 1):
+        return None
+    return Slide(layer.kernel_size, layer.stride, layer.padding)
+
+
+def _field_slide(field: Field) -> Slide | None:
+    """Return how the windows of a routed layer slide; None for any other field."""
+    if type(field) is not ConvField:
+        return None
+    return Slide._make((size, size) for size in (field.kernel, field.stride, field.padding))

@@ -17,14 +17,14 @@ from torchcaps.errors import AblationUnsupportedError, check_range
 from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
-from torchcaps.evaluation.routing import ablation as ablations, couplings, health
+from torchcaps.evaluation.routing import ablation as ablations, couplings
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
 
 NUM_SIGN_IMAGES = 64  # images for the test of signs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerDiagnosis:
     """The measures of one routed layer.
 
@@ -42,12 +42,12 @@ class LayerDiagnosis:
     """
 
     name: str
-    entropy: couplings.CouplingEntropy | None
-    dynamics: couplings.CouplingDynamics | None
-    tree: couplings.ParseTree | None
-    parents: health.CapsuleActivity | None
-    starvation: health.Starvation
-    sign: health.SignTest | None
+    entropy: couplings.CouplingEntropy | None = None
+    dynamics: couplings.CouplingDynamics | None = None
+    tree: couplings.ParseTree | None = None
+    parents: couplings.CapsuleActivity | None = None
+    starvation: couplings.Starvation
+    sign: couplings.SignTest | None = None
 
     def verdicts(self) -> dict[str, str]:
         """Measure -> one sentence, for those that apply to this layer."""
@@ -84,8 +84,8 @@ class Diagnosis(EvaluationResult):
     iterations: ablations.IterationDynamics
     ablation: ablations.RoutingAblation | None
     refused: str
-    children: health.CapsuleActivity
-    decay: health.ActivationDecay
+    children: couplings.CapsuleActivity
+    decay: couplings.ActivationDecay
     baseline: Comparison | None
     baseline_parameters: int | None
 
@@ -120,7 +120,6 @@ def diagnose(
     baseline: nn.Module | None = None,
     count: int = 256,
     seed: int = 0,
-    batch_size: int = 64,
 ) -> Diagnosis:
     """Measure the routing of one model on one data set.
 
@@ -132,7 +131,6 @@ def diagnose(
         count: random images to look at, at least 2, or all where there are fewer. Their couplings
             are in memory at once: see `route_images`.
         seed: of the choice of images, of random couplings and of shuffles.
-        batch_size: images at a time.
 
     Returns:
         All measures, each with a verdict of one sentence.
@@ -148,32 +146,27 @@ def diagnose(
     images = dataset.float_images(order)
     labels = dataset.labels[order.to(dataset.labels.device)].cpu()
 
-    activation, traces, children, _ = route_images(model, images, batch_size=batch_size)
+    activation, traces = route_images(model, images)
     check_labels(labels, activation.shape[1])
     correct = activation.argmax(dim=1) == labels
-    inputs = (model, images, labels)
-    starvation = health.starvation(*inputs, batch_size=batch_size)
-    signs = health.sign_test(model, images[:NUM_SIGN_IMAGES])
+    starvation = couplings.starvation(model, images, labels)
+    signs = couplings.sign_test(model, images[:NUM_SIGN_IMAGES])
     routers = routers_of(model)
-    course = {"children": next(iter(children.values()))}
+    first = next(iter(traces.values()))
+    course = {"children": couplings.capsule_activity(first.extras["children"])}
     layers = []
     for name, trace in traces.items():
-        has_shares = routers[name].normalized
-        has_activation = routers[name].activation != "none"
-        if has_activation:
-            course[name] = trace.activation
-        layer = LayerDiagnosis(
-            name=name,
-            entropy=couplings.coupling_entropy(trace) if has_shares else None,
-            dynamics=couplings.coupling_dynamics(trace, labels) if has_shares else None,
-            tree=couplings.parse_tree(trace, labels, seed=seed) if has_shares else None,
-            parents=health.capsule_activity(trace.activation) if has_activation else None,
-            starvation=starvation[name],
-            sign=signs[name] if has_activation else None,
-        )
-        layers.append(layer)
+        measures: dict[str, Any] = {"starvation": starvation[name]}
+        if routers[name].normalized:
+            measures["entropy"] = couplings.coupling_entropy(trace)
+            measures["dynamics"] = couplings.coupling_dynamics(trace, labels)
+            measures["tree"] = couplings.parse_tree(trace, labels, seed=seed)
+        if routers[name].activation != "none":
+            course[name] = measures["parents"] = couplings.capsule_activity(trace.activation)
+            measures["sign"] = signs[name]
+        layers.append(LayerDiagnosis(name=name, **measures))
 
-    ablation, refused = _ablate(*inputs, seed, batch_size)
+    ablation, refused = _ablate(model, images, labels, seed)
     comparison = None
     if baseline is not None:
         answers = right_answers(baseline, images, labels)
@@ -183,24 +176,25 @@ def diagnose(
         num_samples=len(images),
         parameters=parameter_count(model),
         layers=tuple(layers),
-        iterations=ablations.iteration_dynamics(*inputs, batch_size=batch_size),
+        iterations=ablations.iteration_dynamics(model, images, labels),
         ablation=ablation,
         refused=refused,
-        children=health.capsule_activity(course["children"]),
-        decay=health.activation_decay(course),
+        children=course["children"],
+        decay=couplings.ActivationDecay(
+            tuple(course),
+            tuple(activity.median for activity in course.values()),
+            tuple(activity.strongest for activity in course.values()),
+        ),
         baseline=comparison,
         baseline_parameters=None if baseline is None else parameter_count(baseline),
     )
 
 
 def _ablate(
-    model: nn.Module, images: Images, labels: Labels, seed: int, batch_size: int
+    model: nn.Module, images: Images, labels: Labels, seed: int
 ) -> tuple[ablations.RoutingAblation | None, str]:
     """Return the ablation of a model, or why there is none."""
     try:
-        ablation = ablations.routing_ablation(
-            model, images, labels, seed=seed, batch_size=batch_size
-        )
+        return ablations.routing_ablation(model, images, labels, seed=seed), ""
     except AblationUnsupportedError as error:
         return None, str(error)
-    return ablation, ""

@@ -12,26 +12,27 @@ from torch import Tensor, nn
 
 from torchcaps import ops
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.base import BATCH, Activations, Images, check_images
+from torchcaps.evaluation.base import Activations, Images, check_images
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.functional import Votes, safe_norm, straightness
 from torchcaps.nn import RoutedLayer, Router, RoutingTrace, record_routing
 from torchcaps.types import Capsules
+
+ROUTED_BATCH = 64  # images whose couplings and gradients are computed at once
 
 
 class RoutedImages(NamedTuple):
     """A forward pass over n images, on the CPU."""
 
     activation: Activations  # of the classes
-    layers: dict[str, RoutingTrace]  # of the layers that ran, by name, in the order of the model
-    # Activations of their children, by layer; once each, while `layers` has them once a window.
-    children: dict[str, Float[Tensor, "n *space capsules"]]
-    # Of the votes for each parent, a mean over positions; see `functional.straightness`.
-    straightness: dict[str, Float[Tensor, "n parents"]]
+    # Of the layers that ran, by name, in the order of the model. Two extras: "children", activations
+    # `[n, *space, capsules]` of the children, once each, while the recording has them once a window;
+    # "straightness" `[n, parents]` of the votes, a mean over positions.
+    layers: dict[str, RoutingTrace]
 
 
-def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> RoutedImages:
-    """Run a model over all images, and record every routed layer, by its last run.
+def route_images(model: nn.Module, images: Images) -> RoutedImages:
+    """Run a model over all images, 64 at a time, and record every routed layer, by its last run.
 
     Couplings take images x children x parents numbers of four bytes a layer: 46 MB for a thousand
     images in the network of 2017, 1.3 GB for as many in that of 2018.
@@ -39,11 +40,10 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
     Args:
         model: a model with routed layers.
         images: `[n, channels, height, width]` in [0, 1].
-        batch_size: images at a time.
 
     Returns:
-        Activations of the classes, recordings of all layers, activations of their children and
-        straightness of their votes; on the CPU.
+        Activations of the classes and recordings of all layers, with activations of their children
+        and straightness of their votes; on the CPU.
 
     Raises:
         ArgumentError: for a model without routed layers, or images that do not fit.
@@ -53,23 +53,25 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
     parts = defaultdict(list)
     layers = routed_layers(model)
     with evaluating(model):
-        for batch, _ in batches(model, images, batch_size=batch_size):
+        for batch, _ in batches(model, images, batch_size=ROUTED_BATCH):
             with children_of(model) as children, record_routing(model) as record:
                 activations.append(model(batch).float().cpu())
             for name, trace in record.last().items():
                 straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
                 tensors = (*trace[:4], children[name].activation, straight)
                 parts[name].append([tensor.cpu() for tensor in tensors])
-    joined = {name: list(map(torch.cat, zip(*rows, strict=True))) for name, rows in parts.items()}
-    return RoutedImages(
-        torch.cat(activations),
-        {
-            name: RoutingTrace(coupling, activation, child_activation, pose)
-            for name, (coupling, activation, child_activation, pose, *_) in joined.items()
-        },
-        {name: tensors[4] for name, tensors in joined.items()},
-        {name: tensors[5] for name, tensors in joined.items()},
-    )
+    traces = {}
+    for name, rows in parts.items():
+        columns = map(torch.cat, zip(*rows, strict=True))
+        coupling, activation, child_activation, pose, children_once, straight = columns
+        traces[name] = RoutingTrace(
+            coupling,
+            activation,
+            child_activation,
+            pose,
+            extras={"children": children_once, "straightness": straight},
+        )
+    return RoutedImages(torch.cat(activations), traces)
 
 
 def _straightness(votes: Votes, coupling: Tensor) -> Float[Tensor, "n parents"]:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.evaluation.routing.layers import (
     children_of,
     route_images,
@@ -18,7 +19,6 @@ from torchcaps.evaluation.routing.layers import (
     routers_of,
     swapped_routers,
 )
-from torchcaps.evaluation.routing.places import places_of
 from torchcaps.explorer.pictures import Picture
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.views._base import register_view

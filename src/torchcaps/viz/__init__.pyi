@@ -1,0 +1,26 @@
+from torchcaps.viz.classes import (
+    activation_bars as activation_bars,
+    calibration as calibration,
+    confusion_matrix as confusion_matrix,
+    per_class_bars as per_class_bars,
+)
+from torchcaps.viz.lines import (
+    accuracy_curves as accuracy_curves,
+    affine_curves as affine_curves,
+    curves as curves,
+    overlaid_curves as overlaid_curves,
+)
+from torchcaps.viz.points import (
+    accuracy_against_time as accuracy_against_time,
+    point_sets as point_sets,
+    predicted_transformations as predicted_transformations,
+)
+from torchcaps.viz.routing import diagnosis as diagnosis
+from torchcaps.viz.tiles import (
+    coupling_map as coupling_map,
+    generation_weights as generation_weights,
+    overlaps as overlaps,
+    perturbations as perturbations,
+    reconstructions as reconstructions,
+    transformed as transformed,
+)
