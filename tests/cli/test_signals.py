@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from torchcaps.cli.signals import graceful_stop, ignore_signals, sigterm_as_exit
+from torchcaps.cli.console import graceful_stop, ignore_signals, sigterm_as_exit
 
 pytestmark = pytest.mark.usefixtures("handlers")
 

@@ -14,9 +14,8 @@ from contextlib import (
 
 import torchcaps as tc
 from torchcaps.cli import lists, pictures, predict, report, reproduce, train
-from torchcaps.cli.console import UsageError
+from torchcaps.cli.console import UsageError, ignore_signals, sigterm_as_exit
 from torchcaps.cli.parser import find_values, hinted, parse
-from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 
 # A function's keyword-only parameters are its flags, beside `--import` and `--threads`; its
 # docstring is its help.

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torchcaps as tc
-from torchcaps.cli.console import note
+from torchcaps.cli.console import note, sigterm_as_exit
 from torchcaps.cli.parser import Data, Device, Root, RunOrOurs, check_flag, use_threads
-from torchcaps.cli.signals import sigterm_as_exit
 
 
 def reconstruct(

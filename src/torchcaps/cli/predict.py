@@ -76,7 +76,10 @@ def predict(
     from torchcaps.reporting.prediction import Predictor
 
     run, inputs = _split_paths(paths)
-    flags = [f"--{name.replace('_', '-')}" for name, choice in vars(results).items() if choice]
+    flags = []
+    for name, choice in vars(results).items():
+        if choice:
+            flags.append(f"--{name.replace('_', '-')}")
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size

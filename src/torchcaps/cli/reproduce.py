@@ -12,9 +12,9 @@ from torchcaps.cli.console import (
     print_json,
     print_table,
     print_wrapped,
+    stoppable,
 )
 from torchcaps.cli.parser import Json, Root, check_flag
-from torchcaps.cli.signals import stoppable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torchcaps as tc
 from torchcaps import plugins
-from torchcaps.cli.console import UsageError, note, note_without_plots, show, usage
+from torchcaps.cli.console import UsageError, note, note_without_plots, show, stoppable, usage
 from torchcaps.cli.parser import RARE, Flag, Settings, hinted, parse_options
-from torchcaps.cli.signals import stoppable
 from torchcaps.errors import UnknownNameError
 
 if TYPE_CHECKING:

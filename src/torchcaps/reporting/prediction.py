@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.files import decode_batches
+from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
-from torchcaps.tasks import Task, task_class
+from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE
@@ -257,45 +258,11 @@ class Predictor:
                 preprocess = model_metadata(task.model).preprocess
                 rows = predict_masks(task, images, names, preprocess, self.output)
             else:
-                rows = self._complete(task.predict(images.to(device_of(task.model))))
+                rows = _complete(task.predict(images.to(device_of(task.model))), self)
         for index, row in zip(indices, rows, strict=True):
             name = batch[index].name
             outcomes[index] = row if name is None else {"path": name} | row
         return outcomes
-
-    def _complete(self, rows: list[Row]) -> list[Row]:
-        """Add probabilities, and apply the options, where there are classes."""
-        threshold: Any = self.unknown_below
-        if "activations" not in rows[0]:
-            for option in ("top_k", "unknown_below"):
-                if getattr(self, option) is not None:
-                    raise ArgumentError(option, "this task gives no activations of classes")
-            return rows
-        if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1, high=len(rows[0]["activations"]))
-        calibration = self.calibration
-        if threshold == "auto":
-            if calibration is None:
-                raise ArgumentError(
-                    "unknown_below",
-                    f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
-                    "folder; give a number",
-                )
-            threshold = calibration.threshold
-        completed_rows = []
-        for row in rows:
-            activations = row["activations"]
-            row["activations"] = dict(islice(activations.items(), self.top_k))
-            if threshold is not None and row["activation"] < threshold:
-                row["label"] = UNKNOWN
-            completed = {"label": row["label"], "activation": row["activation"]}
-            if calibration is not None:
-                lengths = torch.tensor([list(activations.values())])
-                [probabilities] = calibration.probabilities(lengths).tolist()
-                completed["probability"] = probabilities[0]
-                row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
-            completed_rows.append(completed | row)
-        return completed_rows
 
 
 def columns(row: Row, top_k: int = 1) -> Row:
@@ -316,6 +283,41 @@ def columns(row: Row, top_k: int = 1) -> Row:
         if "probabilities" in row:
             cells[f"probability_{rank}"] = row["probabilities"][label]
     return cells
+
+
+def _complete(rows: list[Row], predictor: Predictor) -> list[Row]:
+    """Add probabilities, and apply the options of a predictor, where there are classes."""
+    threshold: Any = predictor.unknown_below
+    if "activations" not in rows[0]:
+        for option in ("top_k", "unknown_below"):
+            if getattr(predictor, option) is not None:
+                raise ArgumentError(option, "this task gives no activations of classes")
+        return rows
+    if predictor.top_k is not None:
+        check_range("top_k", predictor.top_k, low=1, high=len(rows[0]["activations"]))
+    calibration = predictor.calibration
+    if threshold == "auto":
+        if calibration is None:
+            raise ArgumentError(
+                "unknown_below",
+                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
+                "folder; give a number",
+            )
+        threshold = calibration.threshold
+    completed_rows = []
+    for row in rows:
+        activations = row["activations"]
+        row["activations"] = dict(islice(activations.items(), predictor.top_k))
+        if threshold is not None and row["activation"] < threshold:
+            row["label"] = UNKNOWN
+        completed = {"label": row["label"], "activation": row["activation"]}
+        if calibration is not None:
+            lengths = torch.tensor([list(activations.values())])
+            [probabilities] = calibration.probabilities(lengths).tolist()
+            completed["probability"] = probabilities[0]
+            row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
+        completed_rows.append(completed | row)
+    return completed_rows
 
 
 def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
