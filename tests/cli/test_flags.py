@@ -82,7 +82,7 @@ CALLS = {
     ),
     "compare": (
         "a b --with c d --paired --margin 0.25 --adjust 0.5 0.125 --root s --device cpu",
-        "reporting.answers.compare",
+        "reporting.evaluated.compare",
         {
             "first": ("a", "b"),
             "second": ("c", "d"),

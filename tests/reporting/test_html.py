@@ -19,8 +19,7 @@ from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
 from torchcaps.reporting import compare, html, register_section, report, sections
-from torchcaps.reporting.answers import have_same_images
-from torchcaps.reporting.evaluated import evaluate_run
+from torchcaps.reporting.evaluated import evaluate_run, have_same_images
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class

@@ -9,9 +9,8 @@ import json
 import pytest
 
 from torchcaps.errors import RunError
-from torchcaps.reporting import row_files
-from torchcaps.reporting.prediction import columns
-from torchcaps.reporting.row_files import open_row_file
+from torchcaps.reporting import prediction as row_files
+from torchcaps.reporting.prediction import columns, open_row_file
 
 NAMES = ["a.png", 'with "quotes", commas.png', "two\nlines.png", "latin-\udce9.png", "z.png"]
 ROWS = [

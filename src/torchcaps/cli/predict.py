@@ -147,11 +147,9 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         results: the format.
         top_k: number of classes of an image in a table.
     """
-    from torchcaps.reporting.prediction import columns
+    from torchcaps.reporting.prediction import columns, csv_lines, json_lines, open_row_file
 
     if file := results.output_file or results.parquet:
-        from torchcaps.reporting.row_files import open_row_file
-
         with ExitStack() as stack:
             with usage():
                 write_row = stack.enter_context(open_row_file(file, top_k))
@@ -168,12 +166,8 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         yield rows.append
         print_json(rows)
     elif results.jsonl:
-        from torchcaps.reporting.row_files import json_lines
-
         yield json_lines(sys.stdout)
     elif results.csv:
-        from torchcaps.reporting.row_files import csv_lines
-
         yield csv_lines(sys.stdout, top_k)
     else:
         table: list[list[str]] = []

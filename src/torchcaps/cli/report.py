@@ -145,7 +145,7 @@ def compare(
         adjust: p-values of the other comparisons that are read together with this one, for Holm's
             correction.
     """
-    from torchcaps.reporting.answers import read_margin
+    from torchcaps.reporting.evaluated import read_margin
 
     if not others:
         if len(runs) != 2:

@@ -1,8 +1,7 @@
 """The interactive page: draw, and watch the capsules. `Session` is the model's side."""
 
-from torchcaps.explorer.launch import explore
 from torchcaps.explorer.pictures import Motion, overlay
-from torchcaps.explorer.session import Session, open_session
+from torchcaps.explorer.session import Session, explore, open_session
 from torchcaps.explorer.views import VIEWS, View, open_views, register_view
 
 __all__ = [

@@ -1,4 +1,3 @@
-from torchcaps.reporting.answers import compare as compare
 from torchcaps.reporting.api import (
     can_plot as can_plot,
     diagnose as diagnose,
@@ -7,7 +6,7 @@ from torchcaps.reporting.api import (
     open_task as open_task,
     save_figure as save_figure,
 )
-from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun
+from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun, compare as compare
 from torchcaps.reporting.html import report as report
 from torchcaps.reporting.pictures import (
     perturb_run as perturb_run,

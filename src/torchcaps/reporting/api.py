@@ -70,29 +70,37 @@ def open_task(
     """
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
-    config = TrainConfig.of(task=metadata.task)
-    has_run = False
-    if not isinstance(model_or_run, nn.Module):
-        path = Path(model_or_run)
-        has_run = is_run(path)
-        config = Run.open(path).config if has_run else config
-
-    is_own = data is None or (has_run and _are_same(data, config.data.name))
-    has_fold = is_own and config.data.folds is not None
+    path = None if isinstance(model_or_run, nn.Module) else Path(model_or_run)
+    has_run = path is not None and is_run(path)
+    config = Run.open(path).config if has_run else TrainConfig.of(task=metadata.task)
+    own = config.data
+    is_own = data is None
+    if has_run and isinstance(data, str | Path):  # it may be written in another way
+        is_own = Path(data).resolve() == Path(own.name).resolve()
+    has_fold = is_own and own.folds is not None
     if data is None:
-        data = _default_data(model_or_run, config)
+        data = own.name if has_run else _shown_data(path)
     if is_own:
-        root = root or config.data.root
-        options = {"max_bytes": config.data.max_bytes, **config.data.options, **options}
+        root = root or own.root
+        options = {"max_bytes": own.max_bytes, **own.options, **options}
     elif has_run:  # of a model alone, nobody knows what it has seen
         options["classes"] = metadata.classes
-    # The test images of a fold are training images of the data set.
-    images = _load_images(model, data, root, "train" if has_fold else split, options)
+    if isinstance(data, str | Path):
+        preprocess = metadata.preprocess
+        sizes = model if preprocess is None else preprocess
+        options |= {"img_size": sizes.img_size, "in_chans": sizes.in_chans, "storage": "auto"}
+        with main_first():
+            # The test images of a fold are training images of the data set.
+            images = load_dataset(str(data), "train" if has_fold else split, root, **options)
+        if preprocess is not None:  # cropped as in its training
+            images = cropped(images, preprocess.crop)
+    else:
+        images = as_set(data)
+        if not isinstance(data, Dataset) and len(images.classes) <= len(metadata.classes):
+            images = replace(images, classes=metadata.classes)  # arrays do not name their classes
     if has_fold:
         select = inside_fold if split == "test" else outside_fold
         images = select(images, config)
-    if not isinstance(data, Dataset | str | Path) and len(images.classes) <= len(metadata.classes):
-        images = replace(images, classes=metadata.classes)  # arrays do not name their classes
 
     if task_class(config.task.name, model, images).labeled and metadata.classes:
         images = match_classes(images, metadata.classes)
@@ -102,21 +110,10 @@ def open_task(
     return create_task(model, config, images), images
 
 
-def _are_same(data: Data, name: str) -> bool:
-    """Whether a name or path is that of a run's data set, however it is written."""
-    if not isinstance(data, str | Path):
-        return False
-    path = Path(data)
-    return str(data) == name or (path.exists() and path.resolve() == Path(name).resolve())
-
-
-def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
-    """The data set of a run, or of weights that come with the package."""
-    if isinstance(model_or_run, nn.Module):
+def _shown_data(path: Path | None) -> str:
+    """The data set of weights that come with the package."""
+    if path is None:
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
-    path = Path(model_or_run)
-    if is_run(path):
-        return config.data.name
     file = path / MODEL_FILE if path.is_dir() else path
     name = read_header(file)[1].get("weights", {}).get("shown")
     if name is None:
@@ -124,31 +121,6 @@ def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
             f"{path}: a model file does not say what data it was trained on; give --data"
         )
     return str(name)
-
-
-def _load_images(
-    model: Any,
-    data: Data,
-    root: str | None,
-    split: str,
-    options: dict[str, Any],
-) -> Dataset:
-    """Images of the model's size and channels, cropped as in its training."""
-    if not isinstance(data, str | Path):
-        return as_set(data)
-    preprocess = model_metadata(model).preprocess
-    sizes = model if preprocess is None else preprocess
-    with main_first():
-        images = load_dataset(
-            str(data),
-            split,
-            root,
-            img_size=sizes.img_size,
-            in_chans=sizes.in_chans,
-            storage="auto",
-            **options,
-        )
-    return images if preprocess is None else cropped(images, preprocess.crop)
 
 
 def evaluate(
@@ -203,7 +175,12 @@ def evaluate(
     writes = output is not None and current().is_main
     folder = Path(output or "")
     if writes:
-        _check_writable(folder)
+        make_folder(folder)
+        try:
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be written to ({error.strerror})") from error
     evaluated = evaluate_task(task, images, progress=progress)
     if not writes:
         return evaluated
@@ -216,16 +193,6 @@ def evaluate(
         if isinstance(model_or_run, Run):
             save_figure(model_or_run.curves(), folder / PLOTS / "curves.png")
     return evaluated
-
-
-def _check_writable(folder: Path) -> None:
-    """Make a folder where it is missing. Raises RunError unless a file can be written into it."""
-    make_folder(folder)
-    try:
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written to ({error.strerror})") from error
 
 
 def diagnose(
@@ -260,10 +227,8 @@ def diagnose(
         DataError: if the data cannot be read.
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device)
-    baseline_model = None
-    if baseline is not None:
-        baseline_model = load_model(baseline, device)
-    return evaluation.diagnose(task.model, images, baseline=baseline_model, count=count, seed=seed)
+    other = None if baseline is None else load_model(baseline, device)
+    return evaluation.diagnose(task.model, images, baseline=other, count=count, seed=seed)
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:

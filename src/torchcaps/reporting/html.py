@@ -18,9 +18,15 @@ from torchcaps.evaluation import Calibration, Evaluation, Reliability, compare_a
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
-from torchcaps.reporting.answers import check_same_task, have_same_images
 from torchcaps.reporting.api import can_plot
-from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run
+from torchcaps.reporting.evaluated import (
+    MAX_IMAGES,
+    NUM_DIAGNOSED,
+    EvaluatedRun,
+    check_same_task,
+    evaluate_run,
+    have_same_images,
+)
 from torchcaps.reporting.sections import SECTIONS
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
