@@ -15,7 +15,7 @@ from torch import nn
 from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.images import FORMATS, SUFFIXES
 from torchcaps.errors import DataError
-from torchcaps.explorer.pictures import read_picture
+from torchcaps.explorer.session import read_picture
 from torchcaps.reporting import predict
 
 from .makers import picture

@@ -7,7 +7,7 @@ from PIL import Image
 
 from torchcaps import viz
 from torchcaps.errors import DataError, RunError
-from torchcaps.reporting import perturb_run, pictures, reconstruct_run
+from torchcaps.reporting import api as pictures, perturb_run, reconstruct_run
 
 
 @pytest.fixture

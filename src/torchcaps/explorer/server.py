@@ -21,8 +21,7 @@ try:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from torchcaps.explorer.app import LOCAL_HOSTS, make_app, token_for
-    from torchcaps.explorer.worker import Worker
+    from torchcaps.explorer.app import LOCAL_HOSTS, Worker, make_app, token_for
 except ImportError as error:
     command = "pip install 'torchcaps[explorer]'"
     raise ImportError(

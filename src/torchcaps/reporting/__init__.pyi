@@ -4,13 +4,10 @@ from torchcaps.reporting.api import (
     evaluate as evaluate,
     evaluation_folder as evaluation_folder,
     open_task as open_task,
+    perturb_run as perturb_run,
+    reconstruct_run as reconstruct_run,
     save_figure as save_figure,
 )
 from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun, compare as compare
-from torchcaps.reporting.html import report as report
-from torchcaps.reporting.pictures import (
-    perturb_run as perturb_run,
-    reconstruct_run as reconstruct_run,
-)
+from torchcaps.reporting.html import register_section as register_section, report as report
 from torchcaps.reporting.prediction import Predictor as Predictor, predict as predict
-from torchcaps.reporting.sections import register_section as register_section

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.forward import evaluating
-from torchcaps.explorer.pictures import Motion, Picture, move, overlay
-from torchcaps.explorer.session import Session
+from torchcaps.explorer.session import Motion, Picture, Session, move, overlay
 from torchcaps.explorer.views._base import Answer, Arguments, register_view
 from torchcaps.tasks.masks import overlays
 
