@@ -36,9 +36,13 @@ from torch import Tensor
 
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, TorchcapsError, check_range, one_line
-from torchcaps.explorer.session import Motion, Picture, Session, read_picture
+from torchcaps.explorer.session import Motion, Session, read_picture
 from torchcaps.explorer.views import VIEWS, open_views
 
+# Values of requests that are numbers, by name, and how deep the lists of them are nested.
+INTEGERS = {"model": 0, "label": 0, "index": 0, "count": 0, "start": 0, "classes": 1}
+AMOUNTS = {"values": 1, "right": 0, "down": 0}
+NUMBERS = INTEGERS | AMOUNTS | {"poses": 2, "activations": 1}
 MAX_INTEGER = 2**31
 MAX_AMOUNT = max(high for _, high in Motion.LIMITS.values())
 MAX_POSE = 1e4  # of a number in a pose
@@ -95,6 +99,19 @@ def make_app(
         hosts: names of this server in a Host header.
     """
     api = Api(sessions, worker or Worker())
+    routes = [
+        Route("/api/describe", JSONResponse({"models": api.models}), methods=["GET"]),
+        Route("/api/picture", api.picture, methods=["POST"]),
+        Route("/api/{name}", api.answer, methods=["POST"]),
+    ]
+    paths = list(STATIC.iterdir())  # the page and its files, and a script for each tab
+    for view in VIEWS.values():
+        if view.title:
+            paths.append(Path(inspect.getfile(view.function)).with_name(f"{view.name}.js"))
+    for path in paths:  # all are read once
+        address = "/" if path.suffix == ".html" else f"/static/{path.name}"
+        content = Response(path.read_bytes(), media_type=TYPES[path.suffix])
+        routes.append(Route(address, content, methods=["GET"]))
 
     async def guard(request: HTTPRequest, answer: RequestResponseEndpoint) -> Response:
         if reason := _reason_to_refuse(request, token):
@@ -106,30 +123,11 @@ def make_app(
 
     allowed_hosts = ["*"] if token else list(hosts)
     app = Starlette(
-        routes=[
-            *_file_routes(),
-            Route("/api/describe", JSONResponse({"models": api.models}), methods=["GET"]),
-            Route("/api/picture", api.picture, methods=["POST"]),
-            Route("/api/{name}", api.answer, methods=["POST"]),
-        ],
+        routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts)],
         exception_handlers=dict.fromkeys(REFUSED, refuse),
     )
     return BaseHTTPMiddleware(app, guard)
-
-
-def _file_routes() -> list[Route]:
-    """The page, its files, and a script for each tab; all are read once."""
-    scripts = []
-    for view in VIEWS.values():
-        if view.title:
-            scripts.append(Path(inspect.getfile(view.function)).with_name(f"{view.name}.js"))
-    routes = []
-    for path in [*STATIC.iterdir(), *scripts]:
-        address = "/" if path.suffix == ".html" else f"/static/{path.name}"
-        content = Response(path.read_bytes(), media_type=TYPES[path.suffix])
-        routes.append(Route(address, content, methods=["GET"]))
-    return routes
 
 
 def _reason_to_refuse(request: HTTPRequest, token: str) -> str:
@@ -174,7 +172,7 @@ class Api:
         view = VIEWS[name]
         check_range("characters of x-stream", len(stream), high=MAX_NAME)
         values = parse_object(await read_body(http, self.max_body))
-        index = read_integer("model", values.get("model", 0))
+        index = read_value("model", values.get("model", 0))
         check_range("model", index, low=0, high=len(self.sessions) - 1)
         session = self.sessions[index]
         arguments = read_arguments(values, view.function, session, self.sessions[0].shape)
@@ -222,68 +220,40 @@ async def refuse(_: HTTPRequest, error: Exception) -> Response:
     return JSONResponse({"error": one_line(text)}, status_code)
 
 
-def read_numbers(
-    name: str, content: Any, num_axes: int, limit: float = MAX_INTEGER, *, kinds: str = "i"
-) -> Any:
-    """A number, or nested lists of numbers.
+def read_value(name: str, content: Any) -> Any:
+    """What a request has for a value, checked.
 
     Args:
         name: of the value.
-        content: what the request has.
-        num_axes: how deep the lists are nested, 0 to 2.
-        limit: the largest absolute value.
-        kinds: of numbers: "i" for whole ones, "if" for all.
+        content: a number, or lists of numbers; true or false; an object; or, of a value that no
+            view of ours takes, anything.
 
     Raises:
-        ArgumentError: for anything else.
+        ArgumentError: for content that does not fit the name.
     """
+    if name == "uniform" and not isinstance(content, bool):
+        raise ArgumentError(name, "expected true or false")
+    if name == "motion":
+        try:
+            return Motion(**content)
+        except TypeError:
+            names = ", ".join(Motion.LIMITS)
+            raise ArgumentError(name, f"expected an object of numbers for {names}") from None
+    num_axes = NUMBERS.get(name)
+    if num_axes is None:
+        return content
+    is_whole = name in INTEGERS
+    limit = MAX_INTEGER if is_whole else MAX_AMOUNT if name in AMOUNTS else MAX_POSE
     try:
         numbers = np.array(content)
     except ValueError:  # lists of different lengths
         numbers = np.array(None)
-    is_numeric = numbers.size == 0 or numbers.dtype.kind in kinds
+    is_numeric = numbers.size == 0 or numbers.dtype.kind in ("i" if is_whole else "if")
     if not is_numeric or numbers.ndim != num_axes or (np.abs(numbers.astype(float)) > limit).any():
-        noun = "whole number" if kinds == "i" else "number"
+        noun = "whole number" if is_whole else "number"
         nouns = f"a {noun}", f"a list of {noun}s", f"a list of equally long lists of {noun}s"
         raise ArgumentError(name, f"expected {nouns[num_axes]}, at most ±{limit:g}")
-    return numbers.tolist()
-
-
-def _read_tensor(name: str, content: Any, num_axes: int) -> Tensor:
-    return torch.tensor(read_numbers(name, content, num_axes, MAX_POSE, kinds="if")).float()
-
-
-def _read_bool(name: str, content: Any) -> bool:
-    if not isinstance(content, bool):
-        raise ArgumentError(name, "expected true or false")
-    return content
-
-
-def _read_motion(name: str, content: Any) -> Motion:
-    try:
-        return Motion(**content)
-    except TypeError:
-        names = ", ".join(Motion.LIMITS)
-        raise ArgumentError(name, f"expected an object of numbers for {names}") from None
-
-
-read_integer = partial(read_numbers, num_axes=0)
-read_amount = partial(read_numbers, num_axes=0, limit=MAX_AMOUNT, kinds="if")
-READERS: dict[str, Callable[[str, Any], Any]] = {
-    "label": read_integer,
-    "index": read_integer,
-    "count": read_integer,
-    "start": read_integer,
-    "classes": partial(read_numbers, num_axes=1),
-    "values": partial(read_amount, num_axes=1),
-    "right": read_amount,
-    "down": read_amount,
-    "poses": partial(_read_tensor, num_axes=2),
-    "activations": partial(_read_tensor, num_axes=1),
-    "uniform": _read_bool,
-    "motion": _read_motion,
-}
-"""Name of a value -> a function of its name and of what the request has."""
+    return torch.tensor(numbers).float() if limit == MAX_POSE else numbers.tolist()
 
 
 def read_arguments(
@@ -300,29 +270,25 @@ def read_arguments(
     Raises:
         ArgumentError: for a value that does not fit, or is missing.
     """
+    channels, height, width = shape
     arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if name not in values and (name == "session" or parameter.default is not parameter.empty):
+        if name == "session" or (name not in values and parameter.default is not parameter.empty):
             continue
         content = values.get(name)
-        if name in ("image", "second"):
-            arguments[name] = _read_picture(name, content, session, shape)
-        else:
-            arguments[name] = READERS[name](name, content) if name in READERS else content
+        if name not in ("image", "second"):
+            arguments[name] = read_value(name, content)
+            continue
+        try:
+            pixels = np.frombuffer(base64.b64decode(content, validate=True), np.uint8)
+            array = pixels.reshape(height, width, channels).transpose(2, 0, 1)
+        except (TypeError, ValueError):
+            size = channels * height * width
+            raise ArgumentError(name, f"expected {size} bytes in base64") from None
+        images = torch.from_numpy(array.copy()).unsqueeze(0)
+        images = fit_images(images, session.preprocess.model_size, session.shape[0])
+        [arguments[name]] = images
     return arguments
-
-
-def _read_picture(name: str, content: Any, session: Session, shape: Any) -> Picture:
-    """A picture of the page, as the model takes it."""
-    channels, height, width = shape
-    try:
-        pixels = np.frombuffer(base64.b64decode(content, validate=True), np.uint8)
-        array = pixels.reshape(height, width, channels).transpose(2, 0, 1)
-    except (TypeError, ValueError):
-        size = channels * height * width
-        raise ArgumentError(name, f"expected {size} bytes in base64") from None
-    images = torch.from_numpy(array.copy()).unsqueeze(0)
-    return fit_images(images, session.preprocess.model_size, session.shape[0])[0]
 
 
 def parse_object(body: bytes) -> Mapping[str, Any]:

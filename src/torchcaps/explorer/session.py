@@ -40,7 +40,7 @@ from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.masks import overlays
-from torchcaps.types import Capsules, ModelSpec, model_metadata
+from torchcaps.types import Capsules, model_metadata
 
 MAX_PIXELS = 16_000_000  # of an image file
 AXES = ("channels", "height", "width")
@@ -202,12 +202,17 @@ class Session:
         activation, pose = self.encode([self.blank])
         numbered = tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
         self.names = classes if len(classes) == len(numbered) else numbered
-        self.pose_dim = 0 if pose is None else pose.shape[-1]
+        self.pose_dim = pose.shape[-1] if self.has_poses and pose is not None else 0
         self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         examples = self.examples
+        spec = self.spec
+        # An activation is the length of a pose, a number of its own, or a probability.
+        kind = "activation" if spec.is_dense or (spec.pose and not spec.logits) else "probability"
+        if spec.activation == "length" and not spec.is_dense:
+            kind = "length"
         several = 1
         if examples is not None and self.has_labels and "labels" in examples.targets:
             several = int(examples.labels.sum(dim=1).max())
@@ -219,9 +224,9 @@ class Session:
             "parameters": parameter_count(self.model),
             "task": self.task.name,
             "labeled": self.has_labels,
-            "dense": self.spec.is_dense,
+            "dense": spec.is_dense,
             "routed": self.has_routing,
-            "activation": _activation_kind(self.spec),
+            "activation": kind,
             "several": several,
             "data": "" if examples is None else examples.name,
             "note": self.note,
@@ -259,20 +264,22 @@ class Session:
 
     def encode(
         self, images: Sequence[Picture], *, uniform: bool = False
-    ) -> tuple[Float[Tensor, "n capsules"], Float[Tensor, "n capsules dim"] | None]:
-        """Activations and poses; of a model of pixels, the share of each class.
+    ) -> tuple[Float[Tensor, "n capsules"], Tensor | None]:
+        """Activations and poses; of a model of pixels, the share of each class, and what it found.
 
         Args:
             images: of the session's shape.
             uniform: give every class the same share of every child.
 
         Returns:
-            Activations, and poses or None.
+            Activations `[n, capsules]`; and poses `[n, capsules, dim]`, or None without capsules. Of
+            a model of pixels, in their place what it found over each picture, `[n, channels,
+            height, width]`.
         """
         pixels = self.batch(images)
         with evaluating(self.model), self.routed(uniform):
             if self.spec.is_dense:
-                return overlays(self.task, pixels)[0], None
+                return overlays(self.task, pixels)
             if self.spec.pose:
                 pose, activation = self.model.capsules(pixels)
                 return activation.float().cpu(), pose.float().cpu()
@@ -317,15 +324,6 @@ class Session:
         """Raise ValueError unless these are capsules."""
         for label in labels:
             check_range("class", label, low=0, high=len(self.names) - 1)
-
-
-def _activation_kind(spec: ModelSpec) -> str:
-    """What an activation is: the length of a pose, a number of its own, or a probability."""
-    if spec.is_dense:
-        return "activation"
-    if spec.activation == "length":
-        return "length"
-    return "activation" if spec.pose and not spec.logits else "probability"
 
 
 def open_session(

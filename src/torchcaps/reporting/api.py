@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import ArrayLike
@@ -29,7 +29,7 @@ from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
-from torchcaps.training import Run, load
+from torchcaps.training import Run
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set
 from torchcaps.training.run import EVALUATION_FILE, is_run
@@ -300,15 +300,6 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 MAX_PAIRS = 80
 
 
-class Examples(NamedTuple):
-    """Images to draw, and the model whose decoder draws them."""
-
-    model: Any
-    images: Tensor  # [n, channels, height, width]
-    labels: Tensor | None  # [n]; None for own images
-    names: list[str]  # of classes or files
-
-
 def reconstruct_run(
     run: str | Path,
     images: Sequence[str | Path] = (),
@@ -341,19 +332,15 @@ def reconstruct_run(
     """
     from torchcaps import viz
 
-    examples = _choose_examples(run, images, data, root, per_class, seed)
-    indices = evenly(torch.arange(len(examples.images)), MAX_PAIRS)
-    originals = examples.images[indices]
-    decoded = evaluation.reconstructions(examples.model, originals)
-    labels = decoded.predictions
-    if examples.labels is not None:
-        labels = examples.labels[indices]
+    model, originals, labels, _ = _choose_examples(run, images, data, root, per_class, seed)
+    indices = evenly(torch.arange(len(originals)), MAX_PAIRS)
+    decoded = evaluation.reconstructions(model, originals[indices])
     figure = viz.reconstructions(
-        originals,
+        originals[indices],
         decoded.images,
-        labels,
+        decoded.predictions if labels is None else labels[indices],
         predictions=decoded.predictions,
-        classes=viz.names.drawable(model_metadata(examples.model).classes),
+        classes=viz.names.drawable(model_metadata(model).classes),
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
@@ -390,21 +377,15 @@ def perturb_run(
     """
     from torchcaps import viz
 
-    examples = _choose_examples(run, images, data, root, 1, seed)
+    model, originals, labels, names = _choose_examples(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
-    classes = viz.names.drawable(model_metadata(examples.model).classes)
+    classes = viz.names.drawable(model_metadata(model).classes)
     unique_name = UniqueNames()
     pictures = []
-    for index, name in enumerate(examples.names):
+    for index, name in enumerate(names):
         one = slice(index, index + 1)
-        label = None if examples.labels is None else examples.labels[one]
-        perturbed = evaluation.perturb(
-            examples.model,
-            examples.images[one],
-            label,
-            span=span,
-            steps=steps,
-        )
+        label = None if labels is None else labels[one]
+        perturbed = evaluation.perturb(model, originals[one], label, span=span, steps=steps)
         figure = viz.perturbations(
             perturbed.reconstructions[0],
             perturbed.offsets,
@@ -423,30 +404,36 @@ def _choose_examples(
     root: str | None,
     per_class: int,
     seed: int,
-) -> Examples:
-    """Own images, or test images of each class."""
+) -> tuple[Any, Tensor, Tensor | None, list[str]]:
+    """Own images, or test images of each class.
+
+    Returns:
+        The model whose decoder draws them; the images `[n, channels, height, width]`; their labels
+        `[n]`, None for own images; and names of their classes or files.
+
+    Raises:
+        RunError: for a model without a decoder of class capsules.
+    """
+    test_images = None
     if images:
-        model = _check_decoder(run, load(run))
-        preprocess = model_metadata(model).preprocess
-        pixels = []
-        names = []
-        for name, source, _ in list_inputs(images, preprocess):
-            if isinstance(source, DataError):
-                raise source
-            pixels.append(preprocess(source, name))
-            names.append(Path(str(name)).stem)
-        return Examples(model, torch.stack(pixels), None, names)
-    task, test_images = open_task(run, data=data, root=root, device="cpu")
-    model = _check_decoder(run, task.model)
-    labels = first_labels(test_images.labels)
-    indices = example_indices(labels, per_class, seed)
-    names = [test_images.classes[label] for label in labels[indices].tolist()]
-    return Examples(model, test_images.float_images(indices), labels[indices], names)
-
-
-def _check_decoder(run: str | Path, model: Any) -> Any:
-    """The model. Raises RunError unless it has a decoder of class capsules."""
+        model = load_model(run)
+    else:
+        task, test_images = open_task(run, data=data, root=root, device="cpu")
+        model = task.model
     spec = spec_of(model)
-    if not (spec.decoder and model_metadata(model).classes) or spec.is_dense:
+    metadata = model_metadata(model)
+    if not (spec.decoder and metadata.classes) or spec.is_dense:
         raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
-    return model
+    if test_images is not None:
+        labels = first_labels(test_images.labels)
+        indices = example_indices(labels, per_class, seed)
+        names = [test_images.classes[label] for label in labels[indices].tolist()]
+        return model, test_images.float_images(indices), labels[indices], names
+    pixels = []
+    names = []
+    for name, source, _ in list_inputs(images, metadata.preprocess):
+        if isinstance(source, DataError):
+            raise source
+        pixels.append(metadata.preprocess(source, name))
+        names.append(Path(str(name)).stem)
+    return model, torch.stack(pixels), None, names

@@ -197,7 +197,17 @@ def evaluate_run(
         images = images.subset(evenly(torch.arange(num_images), max_images))
     evaluation = evaluate_task(task, images, progress=progress)
     if recorded is not None:
-        _check_recorded(run, recorded, evaluation.to_dict())
+        figures = evaluation.to_dict()
+        problem = ""
+        if not figures.keys() <= recorded.keys():
+            problem = "does not hold the figures of an evaluation"
+        elif recorded.get("classes") != figures.get("classes"):
+            problem = "its classes are not those of the model"
+        if problem:
+            raise RunError(
+                f"{run.path / EVALUATION_FILE}: {problem}; "
+                f"write it anew with: torchcaps evaluate {run.path}"
+            )
     return EvaluatedRun(
         run,
         config,
@@ -208,20 +218,6 @@ def evaluate_run(
         num_images,
         recorded,
         num_diagnosed,
-    )
-
-
-def _check_recorded(run: Run, recorded: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Raise RunError unless evaluation.json holds the same figures, of the same classes."""
-    if not figures.keys() <= recorded.keys():
-        problem = "does not hold the figures of an evaluation"
-    elif recorded.get("classes") != figures.get("classes"):
-        problem = "its classes are not those of the model"
-    else:
-        return
-    raise RunError(
-        f"{run.path / EVALUATION_FILE}: {problem}; "
-        f"write it anew with: torchcaps evaluate {run.path}"
     )
 
 
@@ -358,12 +354,18 @@ def _read_answers(
         reference: Any = next((one for one in evaluated if type(one) is type(source)), source)
         evaluated.append(source)
         if isinstance(source, EvaluatedRun):
-            _check_same_images(source, reference)
+            check_same_task([reference, source])
+            path = source.run.path
+            if not source.has_classes:
+                raise RunError(
+                    f"{path}: the task {source.task.name} gives no right and wrong answers to compare"
+                )
+            if not have_same_images(source, reference):
+                raise RunError(f"{path}: was not tested on the same images as {reference.run.path}")
             seed = source.config.training.seed
             if seed in answers:
                 raise RunError(
-                    f"{source.run.path}: expected another seed for each run of a method, "
-                    f"got {seed} twice"
+                    f"{path}: expected another seed for each run of a method, got {seed} twice"
                 )
             answers[seed] = source.is_correct
         elif torch.equal(source.labels, reference.labels):
@@ -375,18 +377,6 @@ def _read_answers(
                 f"labels that are not those {len(reference.labels)}",
             )
     return answers
-
-
-def _check_same_images(run: EvaluatedRun, reference: EvaluatedRun) -> None:
-    """Raise RunError unless a run has right answers, on the images of the first run."""
-    check_same_task([reference, run])
-    path = run.run.path
-    if not run.has_classes:
-        raise RunError(
-            f"{path}: the task {run.task.name} gives no right and wrong answers to compare"
-        )
-    if not have_same_images(run, reference):
-        raise RunError(f"{path}: was not tested on the same images as {reference.run.path}")
 
 
 def check_same_task(runs: Sequence[EvaluatedRun]) -> None:

@@ -9,6 +9,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice
@@ -93,6 +94,7 @@ def predict(
     return Predictor(model_or_run, device=device, **options)(inputs)
 
 
+@dataclass(eq=False, repr=False)
 class Predictor:
     """A trained model as a function of pictures, for use anywhere, such as Ray's `map_batches`.
 
@@ -127,36 +129,29 @@ class Predictor:
         >>> labels = [row["label"] for row in predictor(["7.png", "photos/"])]
     """
 
-    def __init__(
-        self,
-        run: nn.Module | Run | str | Path,
-        device: str = "cpu",
-        *,
-        batch_size: int = BATCH,
-        top_k: int | None = None,
-        unknown_below: float | str | None = None,
-        output: str | Path | None = None,
-        workers: int = 0,
-    ) -> None:
-        check_range("batch_size", batch_size, low=1)
-        check_range("workers", workers, low=0)
-        if top_k is not None:
-            check_range("top_k", top_k, low=1)
-        if unknown_below not in (None, "auto"):
-            if isinstance(unknown_below, str):
-                raise ArgumentError(
-                    "unknown_below", f'expected a number or "auto", got {unknown_below!r}'
-                )
-            check_range("unknown_below", unknown_below, low=0, high=1)
-        self.source = run if isinstance(run, nn.Module) else Path(run)
-        if isinstance(self.source, Path) and not self.source.exists():
-            raise RunError(f"{self.source}: no such run folder or model file")
-        self.device = device
-        self.batch_size = batch_size
-        self.top_k = top_k
-        self.unknown_below = unknown_below
-        self.output = None if output is None else Path(output)
-        self.workers = workers
+    run: nn.Module | Run | str | Path
+    device: str = "cpu"
+    _: KW_ONLY
+    batch_size: int = BATCH
+    top_k: int | None = None
+    unknown_below: float | str | None = None
+    output: str | Path | None = None
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("batch_size", self.batch_size, low=1)
+        check_range("workers", self.workers, low=0)
+        if self.top_k is not None:
+            check_range("top_k", self.top_k, low=1)
+        below = self.unknown_below
+        if below not in (None, "auto"):
+            if isinstance(below, str):
+                raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
+            check_range("unknown_below", below, low=0, high=1)
+        if not isinstance(self.run, nn.Module):
+            self.run = Path(self.run)
+            if not self.run.exists():
+                raise RunError(f"{self.run}: no such run folder or model file")
 
     def __call__(self, inputs: Inputs) -> list[Row]:
         """Predict pictures.
@@ -199,7 +194,7 @@ class Predictor:
                 raise ArgumentError(
                     "output", f"the task {self.task.name} draws nothing of single pictures"
                 )
-            self.output.mkdir(parents=True, exist_ok=True)
+            Path(self.output).mkdir(parents=True, exist_ok=True)
         preprocess = model_metadata(self.task.model).preprocess
         elements = list_inputs(inputs, preprocess)
         if is_dense:
@@ -219,7 +214,7 @@ class Predictor:
     @cached_property
     def task(self) -> Task:
         """The task around the model, which is loaded when it is first asked for."""
-        model = load_model(self.source, self.device)
+        model = load_model(self.run, self.device)
         metadata = model_metadata(model)
         if not isinstance(metadata.preprocess, Preprocess):
             raise ArgumentError(
@@ -230,9 +225,10 @@ class Predictor:
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the run; None where it has none."""
-        if isinstance(self.source, nn.Module):
+        if isinstance(self.run, nn.Module):
             return None
-        folder = self.source.parent if self.source.name == MODEL_FILE else self.source
+        run = Path(self.run)
+        folder = run.parent if run.name == MODEL_FILE else run
         if not (folder / CALIBRATION_FILE).exists():
             return None
         from torchcaps.training.calibration import read_calibration
@@ -244,8 +240,8 @@ class Predictor:
         state = dict(vars(self))
         for name in ("task", "calibration"):
             state.pop(name, None)
-        if isinstance(self.source, Path):
-            state["source"] = self.source.resolve()
+        if isinstance(self.run, Path):
+            state["run"] = self.run.resolve()
         return state
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
@@ -266,7 +262,8 @@ class Predictor:
 
                 names = [batch[index].output_name for index in indices]
                 preprocess = model_metadata(task.model).preprocess
-                rows = predict_masks(task, images, names, preprocess, self.output)
+                folder = None if self.output is None else Path(self.output)
+                rows = predict_masks(task, images, names, preprocess, folder)
             else:
                 rows = _complete(task.predict(images.to(device_of(task.model))), self)
         for index, row in zip(indices, rows, strict=True):
@@ -369,11 +366,7 @@ def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[
 
 def json_lines(stream: TextIO) -> Writer:
     """A function that writes a prediction as a JSON object on a line of its own."""
-
-    def write(row: Row) -> None:
-        stream.write(json.dumps(row, allow_nan=False) + "\n")
-
-    return write
+    return lambda row: print(json.dumps(row, allow_nan=False), file=stream)
 
 
 def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
