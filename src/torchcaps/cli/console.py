@@ -69,8 +69,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     columns = []
     widths = []
     savings = []
-    for cells in zip(*rows, strict=True):
-        column = list(map(printable, cells))  # names of classes may be hostile
+    for texts in zip(*rows, strict=True):
+        column = list(map(printable, texts))  # names of classes may be hostile
         columns.append(column)
         widths.append(max(map(cell_len, column)))
         longest_word = max(map(cell_len, " ".join(column).split()), default=0)

@@ -275,7 +275,7 @@ def read_arguments(
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "session" or (name not in values and parameter.default is not parameter.empty):
             continue
-        content = values.get(name)
+        content: Any = values.get(name)
         if name not in ("image", "second"):
             arguments[name] = read_value(name, content)
             continue

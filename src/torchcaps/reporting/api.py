@@ -81,8 +81,11 @@ def open_task(
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
     path = None if isinstance(model_or_run, nn.Module) else Path(model_or_run)
-    has_run = path is not None and is_run(path)
-    config = Run.open(path).config if has_run else TrainConfig.of(task=metadata.task)
+    config = TrainConfig.of(task=metadata.task)
+    has_run = False
+    if path is not None and is_run(path):
+        has_run = True
+        config = Run.open(path).config
     own = config.data
     is_own = data is None
     if has_run and isinstance(data, str | Path):  # it may be written in another way
