@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
+from claims import runner
 from claims.protocol import list_claims, load_claim
 from claims.results import (
     ClaimResult,
@@ -25,6 +31,7 @@ from torchcaps.training import Interrupted
 from training import test_recipes
 from training.makers import Watch, stop_after
 
+ROOT = Path(__file__).parents[2]
 PROTOCOL = """
 title = "two networks"
 published = "nothing"
@@ -179,9 +186,9 @@ def test_one_claim_of_several_needs_a_smaller_p_value(tmp_path):
         results.append(result(claim, "C", seed, figures={"auroc": 0.5 + gap}))
     waiting = replace(claim, recipe=replace(claim.recipe, name="waiting"))
     finished = {claim.name: results, "waiting": []}
-    alone = judge_claims([claim], finished)[claim.name]
-    assert alone.p_value == pytest.approx(0.04, abs=0.002)
-    assert alone.outcome == "supported"
+    judgment = judge_claims([claim], finished)[claim.name]
+    assert judgment.p_value == pytest.approx(0.04, abs=0.002)
+    assert judgment.outcome == "supported"
     verdicts = judge_claims([claim, waiting], finished)
     assert [verdict.outcome for verdict in verdicts.values()] == ["undecided", "incomplete"]
 
@@ -230,8 +237,10 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     training = json.loads((results / "mine" / "N-1.json").read_text())
     assert training["settings"]["epochs"] == 1
     assert training["rate"] == training["settings"]["lr"]
-    again = next(each for each in finished if each.file_name == "N-1.json")
-    assert float(again.is_correct.double().mean()) == training["figures"]["accuracy"]
+    second_result = next(
+        result_of_run for result_of_run in finished if result_of_run.file_name == "N-1.json"
+    )
+    assert float(second_result.is_correct.double().mean()) == training["figures"]["accuracy"]
     with pytest.raises(RunError, match=r"was trained with epochs 1, and the protocol has 4"):
         read_results(claim, results)
     table = claims_table([claim], {"mine": finished})
@@ -276,7 +285,7 @@ def test_results_of_this_repository_are_those_of_their_protocol(name, request):
     claim = load_claim(name)
     results = request.config.rootpath / "benchmarks" / "results" / "claims"
     finished = read_results(claim, results)  # refuses others
-    assert {each.arm for each in finished} <= {*claim.arms}
+    assert {result_of_run.arm for result_of_run in finished} <= {*claim.arms}
     assert claim.cost > 0
 
 
@@ -292,3 +301,47 @@ def test_the_document_has_the_cost_of_each_claim(request):
 @pytest.mark.parametrize("name", list_claims())
 def test_every_protocol_names_what_exists(name):
     test_recipes.test_every_recipe_names_what_exists(name)
+
+
+def test_what_another_process_holds_is_left_to_it(claim, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "can_plot", lambda: False)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
+    names = []
+    locks = tmp_path / "work" / ".locks"
+    locks.mkdir(parents=True)
+    lock = FileLock(locks / "mine-rate-C-0.001.lock")
+    lock.acquire()
+
+    def release_at_second_training(_trainer, _row):
+        if len(names) == 2:
+            lock.release()
+
+    done = run_claims(
+        [claim],
+        tmp_path / "results",
+        work=tmp_path / "work",
+        budget="small",
+        started=names.append,
+        callbacks=[Watch(on_epoch=release_at_second_training)],
+    )
+    assert names[:3] == ["mine, rate-C-0.01", "mine, rate-N-0.001", "mine, rate-C-0.001"]
+    assert len(done) == len(set(names)) == 8
+
+
+@pytest.mark.slow
+def test_two_jobs_do_each_training_once(tmp_path):
+    (tmp_path / "mine.toml").write_text(PROTOCOL)
+    command = "mine.toml --run --budget small --jobs 2 --results results --json"
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    process = subprocess.run(
+        [sys.executable, "-m", "claims", *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    started = [line for line in process.stderr.splitlines() if line.startswith("mine, ")]
+    assert len(started) == len(set(started)) == 8
+    assert len([*(tmp_path / "results" / "mine").glob("*.json")]) == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from jaxtyping import Float
@@ -239,8 +240,10 @@ class Router(nn.Module):
         if self.fixed is not None:
             seed, scale = self.fixed
             fixed = FixedCoupling(seed, scale, uses=[])
-        context = context or RoutingContext()
-        votes = votes.bind(context._replace(clamp=not self.handles_extreme_votes, fixed=fixed))
+        context = replace(
+            context or RoutingContext(), clamp=not self.handles_extreme_votes, fixed=fixed
+        )
+        votes = votes.bind(context)
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         _check_routed(self, routed, fixed)
@@ -432,7 +435,7 @@ class RandomRouting(Router):
         routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
         coupling_shape = routed.activation.shape[:-1] + c.shape
         coupling = c.to(routed.pose.dtype).expand(coupling_shape)
-        return routed._replace(coupling=coupling)
+        return Routed(routed.pose, routed.activation, coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
         """Whether only the parents of one position compete, and no couplings are recorded."""

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from torchcaps import evaluation
 from torchcaps.data import Dataset, load_dataset, match_classes
+from torchcaps.data.classes import first_labels
 from torchcaps.data.inputs import list_inputs
-from torchcaps.data.splits import first_labels
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import example_indices

@@ -28,7 +28,7 @@ from torch import Tensor
 import torchcaps
 from torchcaps import evaluation, words
 from torchcaps.data import Dataset, DiskDataset
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_range, counted
 from torchcaps.evaluation import (
     Calibration,
     Evaluation,
@@ -461,6 +461,7 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
         "torchcaps.reporting",
         template,
         words=words,
+        plural=counted,
         picture=picture,
         parameter_count=parameter_count,
         version=torchcaps.__version__,
