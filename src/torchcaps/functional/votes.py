@@ -297,9 +297,7 @@ class Votes(ABC):
         return self._memo[name]
 
     def _clamped(self, votes: Tensor) -> Tensor:
-        if self.context.clamp:
-            return clamp_finite(votes, factor_limit)
-        return votes
+        return clamp_finite(votes, factor_limit) if self.context.clamp else votes
 
     def _autocast(self) -> AbstractContextManager[None]:
         """The caller's autocast, which routers are shielded from."""

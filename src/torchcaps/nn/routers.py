@@ -240,10 +240,8 @@ class Router(nn.Module):
         if self.fixed is not None:
             seed, scale = self.fixed
             fixed = FixedCoupling(seed, scale, uses=[])
-        context = replace(
-            context or RoutingContext(), clamp=not self.handles_extreme_votes, fixed=fixed
-        )
-        votes = votes.bind(context)
+        context = context or RoutingContext()
+        votes = votes.bind(replace(context, clamp=not self.handles_extreme_votes, fixed=fixed))
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         _check_routed(self, routed, fixed)
