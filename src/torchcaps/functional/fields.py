@@ -351,7 +351,7 @@ class ConvField(Field):
             for kx in range(self.kernel):
                 # The elements (ky, kx) of all windows, where they stand on the padded map.
                 children = maxima[:, ky::step, kx::step][:, :rows, :columns]
-                children.copy_(torch.maximum(children, windows[:, :, :, ky, kx]))
+                children.clamp_(min=windows[:, :, :, ky, kx])
         return maxima
 
     def _crop(self, x: Tensor) -> Tensor:
