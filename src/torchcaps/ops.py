@@ -28,7 +28,7 @@ from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import not_recomputable
 from torchcaps.types import Capsules, Routed
 
-Impl = Literal["auto", "reference", "blocked", "numba", "triton"]
+Impl = Literal["auto", "reference", "blocked", "bmm", "numba", "triton"]
 IMPLS = get_args(Impl)
 
 
@@ -54,8 +54,9 @@ def dynamic_routing(
         detach: send the gradient through the last weighted sum alone.
         want_coupling: return the coupling of a tensor of votes. Without it, a fast path returns
             None there. Lazy votes carry this choice themselves.
-        impl: "auto", "reference", "blocked" (torch operations on blocks of samples), "numba"
-            (compiled loops) or "triton" (GPU). An implementation chosen by name works or raises.
+        impl: "auto", "reference", "blocked" (torch operations on blocks of samples), "bmm"
+            (products of matrices, no votes), "numba" (compiled loops) or "triton" (GPU). An
+            implementation chosen by name works or raises.
 
     Returns:
         Poses, activations and couplings of the parents.
