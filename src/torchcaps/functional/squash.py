@@ -85,7 +85,7 @@ def squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
         The vectors as poses, and their lengths in [0, 1) without the axis `dim` as activations.
     """
     if _counts_launches(s):
-        return Capsules._make(_Squash.apply(full_precision(s), dim)[:2])
+        return Capsules._make(Squash.apply(full_precision(s), dim)[:2])
     scaled, norm, inverse_scale = _rescale(s, dim)
     # |s|^2 / (1 + |s|^2) / |s|, for vectors and norms in units of the scale.
     factor = (inverse_scale * inverse_scale / norm + norm).reciprocal()
@@ -117,7 +117,7 @@ def steep_squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     return Capsules(scaled * (length / norm), length.squeeze(dim))
 
 
-class _Squash(torch.autograd.Function):
+class Squash(torch.autograd.Function):
     """Squash in a third of the launches, for a GPU: other roundings than in `squash_with_length`.
 
     With n = |s| and g = n / (1 + n^2), v = g s and its length is l = g n. In e = v / l,
