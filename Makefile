@@ -5,7 +5,11 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 # The lowest versions that pyproject.toml allows, for Python 3.11 or 3.12, and what is tested with them.
 LOWEST ?= .venv-lowest
-LOWEST_TESTS ?= functional nn data training evaluation viz report explorer cli
+LOWEST_TESTS ?= functional nn data training evaluation viz reporting explorer cli
+# Every network compiles on both: with its gradients, where a graph breaks, and to machine code.
+COMPILE_TESTS = tests/models/test_compile.py tests/ops/test_operators.py
+# The newest versions that pip offers for this Python.
+NEWEST ?= .venv-newest
 # Processes that share the tests.
 WORKERS ?= 2
 BIN := $(VENV)/bin
@@ -24,7 +28,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu gpu-bundle test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu gpu-bundle test-lowest test-newest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -66,6 +70,14 @@ test-lowest:
 	$(LOWEST)/bin/python -m pip install "$$(grep '^torch==' constraints-lowest.txt)"
 	$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e ".[dev]"
 	$(LOWEST)/bin/python -m pytest $(addprefix tests/,$(LOWEST_TESTS))
+	$(LOWEST)/bin/python -m pytest -m "slow or not slow" --timeout 1200 $(COMPILE_TESTS)
+
+# The same tests with the newest versions. PYTHON chooses the Python: make test-newest PYTHON=python3.14.
+test-newest:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --upgrade --upgrade-strategy eager -e ".[dev]"
+	$(NEWEST)/bin/python -m pytest $(addprefix tests/,$(LOWEST_TESTS))
+	$(NEWEST)/bin/python -m pytest -m "slow or not slow" --timeout 1200 $(COMPILE_TESTS)
 
 # Kills, full disks, hostile files and requests: docs/reliability.md. 10,000 cases take about 20 minutes on 2 cores.
 campaign: $(INSTALLED)
@@ -137,5 +149,5 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

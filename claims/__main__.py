@@ -4,14 +4,17 @@
     python -m claims NAME                                   one claim, its arms
     python -m claims --run --minutes 60                     train what is missing
     python -m claims NAME --run --budget small              a trial, which never counts
+    python -m claims --run --device cuda --jobs 8           eight trainings beside each other
 
 A training that was stopped or killed is continued by the same command.
 """
 
 import argparse
 import math
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,14 @@ from torchcaps.training import keep_memory
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "claims"
 TRIAL_SEEDS = 2
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, help="folder of the results")
     parser.add_argument("--root", help="folder that is searched first for a named data set")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
+    parser.add_argument(
+        "--jobs", type=positive, default=1, help="trainings beside each other, a process each (1)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="processor threads (1)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
@@ -64,11 +78,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    flags = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    flags = parser().parse_args(words)
     try:
         for module in ("claims", *flags.imports):
             plugins.import_module(module)  # runs record the name
-        return run(flags)
+        return run(flags, words)
     except (UsageError, UnknownNameError, ModuleNotFoundError) as error:
         note(f"claims: error: {one_line(str(error))}")
         return 2
@@ -77,8 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run(flags: argparse.Namespace) -> int:
-    """Train what is missing if asked, and print what is there; returns the exit status."""
+def run(flags: argparse.Namespace, words: Sequence[str]) -> int:
+    """Train what is missing if asked, and print what is there; returns the exit status.
+
+    Args:
+        flags: of the command line.
+        words: of it, for further processes.
+    """
     names = list_claims() if flags.name is None else [flags.name]
     claims = [load_claim(name) for name in names]
     work = Path("runs/claims") / flags.budget
@@ -89,7 +109,10 @@ def run(flags: argparse.Namespace) -> int:
     if flags.run:
         use_threads(flags.threads)  # one, because many claims are trained side by side
         keep_memory()
-        with stoppable("the same command continues it", "claims") as callbacks:
+        with (
+            _further_jobs(flags.jobs - 1, words),
+            stoppable("the same command continues it", "claims") as callbacks,
+        ):
             run_claims(
                 claims,
                 results,
@@ -108,6 +131,29 @@ def run(flags: argparse.Namespace) -> int:
     else:
         _print_tables(claims, finished_of, is_one=flags.name is not None)
     return 0
+
+
+@contextmanager
+def _further_jobs(count: int, words: Sequence[str]) -> Iterator[None]:
+    """Run the same command in so many further processes, and wait for them at the end.
+
+    Where this process is stopped they are stopped too, and keep their states.
+
+    Raises:
+        ChildProcessError: one of them failed.
+    """
+    command = [sys.executable, "-m", "claims", *words, "--jobs", "1"]
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(count)]
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.terminate()
+        raise
+    finally:
+        statuses = [process.wait() for process in processes]
+    if failed := [status for status in statuses if status]:
+        raise ChildProcessError(f"{len(failed)} of {count} further jobs failed; see above")
 
 
 def _print_tables(

@@ -5,11 +5,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from claims.protocol import PLACE, Claim
 from claims.results import ClaimResult, pack_answers, pack_groups, read_results
@@ -17,6 +19,7 @@ from torchcaps.reproduction.run import check_measures, measure_run, train_or_res
 from torchcaps.training import Callback, Run
 
 RATE_SEED = 1_000  # of the short trainings that choose a rate; no other training has it
+POLL_SECONDS = 5.0  # between two looks at what other processes work at
 RATE_SHARE = 4  # they take one part in so many of the epochs, or of the images of an epoch
 
 
@@ -100,6 +103,9 @@ def run_claims(
 ) -> list[ClaimResult]:
     """Train what is missing, one training after another.
 
+    Several processes may do this in the same folders: each training is held by a lock, which the
+    system releases when its process ends.
+
     A training that was stopped or killed is continued by the next call. Its result is written when
     all is measured; its run folder is removed afterwards.
 
@@ -124,22 +130,55 @@ def run_claims(
     """
     end = time.monotonic() + 60 * minutes
     done: list[ClaimResult] = []
-    for claim in sorted(claims, key=training_cost):
+    options = {"root": root, "device": device}
+    ordered = sorted(claims, key=training_cost)
+    for claim in ordered:
         check_measures(claim.recipe)
-        finished = read_results(claim, Path(results), budget)
-        while training := next(missing_trainings(claim, finished), None):
-            if time.monotonic() >= end:
-                return done
+    while time.monotonic() < end:
+        with _next_training(ordered, Path(results), Path(work), budget) as (training, is_last):
+            if training is None and is_last:
+                break
+            if training is None:
+                time.sleep(POLL_SECONDS)
+                continue
             if started is not None:
-                started(f"{claim.name}, {training.name}")
-            run = Run(Path(work) / claim.name / training.name)
-            options = {"root": root, "device": device}
+                started(f"{training.claim.name}, {training.name}")
+            run = Run(Path(work) / training.claim.name / training.name)
             result = _train(training, run, budget, options, callbacks)
-            result.write(Path(results) / claim.name)
+            result.write(Path(results) / training.claim.name)
             shutil.rmtree(run.path)
-            finished.append(result)
             done.append(result)
     return done
+
+
+@contextmanager
+def _next_training(
+    claims: Sequence[Claim], results: Path, work: Path, budget: str
+) -> Iterator[tuple[Training | None, bool]]:
+    """Hold the first missing training that no other process works at.
+
+    Yields:
+        The training, or None; and whether no other process works at one.
+    """
+    is_last = True
+    for claim in claims:
+        for training in missing_trainings(claim, read_results(claim, results, budget)):
+            file = work / ".locks" / f"{claim.name}-{training.name}.lock"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(file, timeout=0)
+            try:
+                lock.acquire()
+            except Timeout:
+                is_last = False
+                continue
+            try:
+                # Another process may have ended it since the results were read.
+                if not (results / claim.name / f"{training.name}.json").exists():
+                    yield training, is_last
+                    return
+            finally:
+                lock.release()
+    yield None, is_last
 
 
 def training_cost(claim: Claim) -> float:

@@ -1,6 +1,7 @@
 """Dispatcher of operators: which implementation runs, and why."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -275,7 +276,7 @@ def _checked_votes(
         if bias is not None:
             bias = full_precision(bias)
         votes = as_votes(votes, activation, bias)
-        return votes.bind(votes.context._replace(needs_coupling=want_coupling))
+        return votes.bind(replace(votes.context, needs_coupling=want_coupling))
     votes = as_votes(votes, activation, bias)
     if isinstance(votes, ProductVotes):
         _check_products(votes)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
+from claims import runner
 from claims.protocol import list_claims, load_claim
 from claims.results import (
     ClaimResult,
@@ -25,6 +31,7 @@ from torchcaps.training import Interrupted
 from training import test_recipes
 from training.makers import Watch, stop_after
 
+ROOT = Path(__file__).parents[2]
 PROTOCOL = """
 title = "two networks"
 published = "nothing"
@@ -292,3 +299,47 @@ def test_the_document_has_the_cost_of_each_claim(request):
 @pytest.mark.parametrize("name", list_claims())
 def test_every_protocol_names_what_exists(name):
     test_recipes.test_every_recipe_names_what_exists(name)
+
+
+def test_what_another_process_holds_is_left_to_it(claim, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "can_plot", lambda: False)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
+    names = []
+    locks = tmp_path / "work" / ".locks"
+    locks.mkdir(parents=True)
+    lock = FileLock(locks / "mine-rate-C-0.001.lock")
+    lock.acquire()
+
+    def release_at_second_training(_trainer, _row):
+        if len(names) == 2:
+            lock.release()
+
+    done = run_claims(
+        [claim],
+        tmp_path / "results",
+        work=tmp_path / "work",
+        budget="small",
+        started=names.append,
+        callbacks=[Watch(on_epoch=release_at_second_training)],
+    )
+    assert names[:3] == ["mine, rate-C-0.01", "mine, rate-N-0.001", "mine, rate-C-0.001"]
+    assert len(done) == len(set(names)) == 8
+
+
+@pytest.mark.slow
+def test_two_jobs_do_each_training_once(tmp_path):
+    (tmp_path / "mine.toml").write_text(PROTOCOL)
+    command = "mine.toml --run --budget small --jobs 2 --results results --json"
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+    process = subprocess.run(
+        [sys.executable, "-m", "claims", *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    started = [line for line in process.stderr.splitlines() if line.startswith("mine, ")]
+    assert len(started) == len(set(started)) == 8
+    assert len([*(tmp_path / "results" / "mine").glob("*.json")]) == 8

@@ -58,6 +58,7 @@ def test_results_are_read_where_the_flag_says(command, tmp_path):
     [
         (["uncrowdin"], "unknown claim 'uncrowdin'; did you mean 'uncrowding'"),
         (["--run", "--threads", "0"], "--threads: expected between 1 and 256, got 0"),
+        (["--run", "--jobs", "0"], "argument --jobs: expected at least 1, got 0"),
         (["--budget", "hour"], "invalid choice: 'hour'"),
         (["--import", "no_such_module"], "no_such_module: there is no such module"),
     ],

@@ -115,6 +115,7 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
         (archive_of(CONTENT)[:1_000_000], None, "unusable archive"),
         (b"no archive", None, "unusable archive"),
     ],
+    ids=["other bytes", "a missing file", "a wrong file", "cut", "no archive"],
 )
 def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, reason):
     server.files["/toy.tar.gz"] = data

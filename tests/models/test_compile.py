@@ -8,11 +8,16 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import torchcaps as tc
 from torchcaps.data import Batch
+from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training.update import TrainingStep
 
 from .small import SMALL
+
+# Of the networks that compile in `make test`: convolutions and routing by operators of this
+# library, and another routing.
+FAST = ["capsnet", "efficient_capsnet"]
 
 
 def small_capsnet(**options):
@@ -20,10 +25,22 @@ def small_capsnet(**options):
 
 
 def check_compiled(model):
+    """Compiled whole, a network has the same outputs and gradients."""
     images = torch.rand(4, *model.image_shape)
+    weights = torch.randn(model(images).shape)
+    parameters = list(model.parameters())
+
+    def run(network):
+        outputs = network(images)
+        loss = (outputs * weights).sum()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        return outputs, gradients
+
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
+    outputs, gradients = run(torch.compile(model, fullgraph=True, backend="aot_eager"))
+    expected_outputs, expected_gradients = run(model)
+    torch.testing.assert_close(outputs, expected_outputs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients, expected_gradients, atol=1e-5, rtol=1e-3)
 
 
 def check_exported(model):
@@ -69,11 +86,31 @@ def test_an_exported_program_is_torchs_own_operations():
         assert getattr(node.target, "namespace", "aten") != "torchcaps"
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", FAST)
+def test_networks_compile_whole(name):
+    check_compiled(tc.create_model(name, **SMALL[name]).eval())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", SMALL)
-def test_every_network_compiles_whole(name):
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in FAST])
+def test_every_other_network_compiles_whole(name):
     check_compiled(tc.create_model(name, **SMALL[name]).eval())
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_break_of_the_graph_in_a_router():
+    class BrokenRouting(DynamicRouting):
+        def route(self, votes, parents):
+            torch._dynamo.graph_break()
+            return super().route(votes, parents)
+
+    layer = CapsuleLinear(6, 4, 5, 3, BrokenRouting(iterations=2))
+    pose = torch.randn(3, 6, 4)
+    torch._dynamo.reset()
+    parents = torch.compile(layer, backend="aot_eager")(pose)
+    torch.testing.assert_close(parents.pose, layer(pose).pose)
 
 
 @pytest.mark.slow

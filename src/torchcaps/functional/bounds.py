@@ -50,6 +50,8 @@ def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
     bound = limit(x.dtype)
     if x.dtype == torch.float16:
         return x
+    if torch.compiler.is_compiling():  # a graph of torch expects another layout of that gradient
+        return x.clamp(-bound, bound)
     return F.hardtanh(x, -bound, bound)  # a clamp whose gradient is one operation
 
 
@@ -105,6 +107,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Context without autocast on this tensor's device: operations keep the types of inputs."""
-    if x.device.type == "meta":
+    device = x.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast(device, enabled=False)

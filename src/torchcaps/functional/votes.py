@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -79,7 +79,8 @@ class FixedCoupling(NamedTuple):
         return logits.to(like).expand_as(like)
 
 
-class RoutingContext(NamedTuple):
+@dataclass(frozen=True)  # torch 2.11 compiles no `_replace` of a NamedTuple
+class RoutingContext:
     """What one call of a router needs besides its votes.
 
     Attributes:
@@ -105,7 +106,11 @@ class RoutingContext(NamedTuple):
         """The same for a routing that makes the couplings of the ablation by itself."""
         if self.fixed is not None:
             self.fixed.uses.append(None)
-        return self._replace(fixed=None)
+        return replace(self, fixed=None)
+
+
+# What `Votes.bind` copies: the attributes of all votes.
+ATTRIBUTES = ("context", "children", "field", "parents", "dim", "bias", "autocast_dtype")
 
 
 class Votes(ABC):
@@ -128,10 +133,12 @@ class Votes(ABC):
         recomputable: whether `with_children` can make the votes of some of the samples.
         autocast_dtype: type of matrix products under the caller's autocast, or None. Everything
             else is computed in full precision.
+        added: names of the attributes that a subclass sets besides, which `bind` copies too.
     """
 
     context = RoutingContext()
     recomputable = False
+    added: tuple[str, ...] = ()
     _memo: dict[str, Tensor] | None = None
 
     def __init__(
@@ -287,8 +294,10 @@ class Votes(ABC):
         return coupling
 
     def _copy(self, **changes: Any) -> Self:
-        votes = copy(self)
-        votes.__dict__.update(changes, _memo={})
+        votes = object.__new__(type(self))  # torch 2.11 compiles neither `copy` nor `vars`
+        for name in ATTRIBUTES + self.added:
+            setattr(votes, name, changes.get(name, getattr(self, name)))
+        votes._memo = {}
         return votes
 
     def _memoized(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
@@ -334,6 +343,8 @@ class DenseVotes(Votes):
     Raises:
         ArgumentError: shapes that do not fit, or tensors that are not of floating point.
     """
+
+    added = ("_votes",)
 
     def __init__(
         self,
@@ -403,6 +414,8 @@ class DenseMapVotes(MapVotes):
         ArgumentError: other axes, or tensors that are not of floating point.
     """
 
+    added = ("_votes",)
+
     def __init__(
         self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None
     ) -> None:
@@ -432,6 +445,7 @@ class ProductVotes(Votes):
     """
 
     recomputable = True
+    added = ("rows", "weight", "shift")
 
     def __init__(
         self,

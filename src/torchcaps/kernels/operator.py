@@ -6,7 +6,6 @@ of the gradient is that of the reference, a function of torch's own operations.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol, get_type_hints
 
 import torch
@@ -16,6 +15,8 @@ from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 
 Grads = Sequence[Tensor | None]
+
+_LIBRARY = torch.library.Library("torchcaps", "FRAGMENT")
 
 # Types of operands, in the words of torch's schemas.
 _SCHEMA = {
@@ -108,29 +109,56 @@ def define_operator(
                 gradients.append(flat[0].new_empty(0))
         return tuple(gradients)
 
+    def fake_run(*flat: Any) -> Any:
+        return _unpack_single(operation(*flat).empty_outputs())
+
     def run_reference(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
             return operation(*flat).reference()
 
-    define: Any = partial(torch.library.custom_op, mutates_args=())
-    outputs = ", ".join(["Tensor"] * num_outputs)
-    run_operator = define(f"torchcaps::{name}", run, schema=f"({arguments}) -> ({outputs})")
-    run_operator.register_fake(lambda *flat: _unpack_single(operation(*flat).empty_outputs()))
-
-    gradients = ", ".join(["Tensor"] * num_tensors)
-    schema = f"({arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({gradients})"
-    run_gradient = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
-    run_gradient.register_fake(fake_backward)
+    run_operator = _register(name, arguments, num_outputs, run, fake_run)
+    arguments = f"{arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted"
+    backward_name = f"{name}_backward"
+    run_gradient = _register(backward_name, arguments, num_tensors, run_backward, fake_backward)
 
     num_graded = num_outputs - num_saved
-    _register_gradient(run_operator, run_gradient, run_reference, num_tensors, num_graded)
+    differentiable = _make_differentiable(
+        run_operator, run_gradient, run_reference, num_tensors, num_graded
+    )
+    _LIBRARY.impl(name, differentiable, "Autograd")
     return lambda inputs: _pack_single(run_operator(*inputs))
 
 
-def _register_gradient(
+def _register(
+    name: str,
+    arguments: str,
+    num_outputs: int,
+    run: Callable[..., Any],
+    fake_run: Callable[..., Any],
+) -> Any:
+    """Make an operator `name(arguments)` of this library.
+
+    Wrappers of `torch.library.custom_op` take longer than the rest of a small call.
+
+    Args:
+        name: of the operator.
+        arguments: types and names, as in torch's schemas.
+        num_outputs: how many tensors it returns.
+        run: computes the outputs, on every device.
+        fake_run: makes empty outputs, for compilers.
+    """
+    outputs = ", ".join(["Tensor"] * num_outputs)
+    schema = f"{name}({arguments}) -> ({outputs})"
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_LIBRARY.ns}::{name}", fake_run, lib=_LIBRARY)
+    return getattr(torch.ops.torchcaps, name).default
+
+
+def _make_differentiable(
     forward: Any, backward: Any, reference: Any, num_tensors: int, num_graded: int
-) -> None:
-    """Give autograd the gradient of an operator.
+) -> Callable[..., Any]:
+    """An operator with a gradient.
 
     Where the gradient is to be differentiated itself (`create_graph=True`), it is the reference's.
 
@@ -142,28 +170,35 @@ def _register_gradient(
         num_graded: how many outputs have a gradient; they come first.
     """
 
-    def save(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:num_tensors], *_pack_single(output)[num_graded:])
-        ctx.settings = inputs[num_tensors:]
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            # Without the kernel for autograd, which calls this function.
+            with torch._C._AutoDispatchBelowAutograd():
+                output = forward(*inputs)
+            ctx.save_for_backward(*inputs[:num_tensors], *_pack_single(output)[num_graded:])
+            ctx.settings = inputs[num_tensors:]
+            return output
 
-    def differentiate(ctx: Any, *grads: Tensor) -> Any:
-        saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
-        inputs = saved[:num_tensors]
-        saved_outputs = list(saved[num_tensors:])
-        needed = list(ctx.needs_input_grad[:num_tensors])
-        if torch.is_grad_enabled():
-            outputs = reference(*inputs, *ctx.settings)
-            gradients = _differentiable_gradients(outputs, inputs, grads[:num_graded], needed)
-        else:
-            output_grads = list(grads[:num_graded])
-            gradients = backward(*inputs, *ctx.settings, saved_outputs, output_grads, needed)
-        masked = (
-            gradient if is_needed else None
-            for gradient, is_needed in zip(gradients, needed, strict=True)
-        )
-        return *masked, *(None for _ in ctx.settings)
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
+            inputs = saved[:num_tensors]
+            saved_outputs = list(saved[num_tensors:])
+            needed = list(ctx.needs_input_grad[:num_tensors])
+            if torch.is_grad_enabled():
+                outputs = reference(*inputs, *ctx.settings)
+                gradients = _differentiable_gradients(outputs, inputs, grads[:num_graded], needed)
+            else:
+                output_grads = list(grads[:num_graded])
+                gradients = backward(*inputs, *ctx.settings, saved_outputs, output_grads, needed)
+            masked = (
+                gradient if is_needed else None
+                for gradient, is_needed in zip(gradients, needed, strict=True)
+            )
+            return *masked, *(None for _ in ctx.settings)
 
-    forward.register_autograd(differentiate, setup_context=save)
+    return Differentiable.apply
 
 
 def _differentiable_gradients(

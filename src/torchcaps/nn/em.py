@@ -1,6 +1,7 @@
 """EM routing as a router: `functional.em_routing` with its two learned costs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class EMRouting(Router):
         beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
         temperatures = self.inverse_temperature[-self.num_iterations :]
         if not self.agreement:
-            votes = votes.bind(votes.context._replace(needs_coupling=True))
+            votes = votes.bind(replace(votes.context, needs_coupling=True))
         routed = ops.em_routing(
             votes,
             None,
@@ -83,7 +84,7 @@ class EMRouting(Router):
         # A variance of 1 has no cost.
         S = (routed.coupling * votes.activation.unsqueeze(-1)).sum(dim=-2)
         logit = temperatures[-1] * (beta_a - full_precision(beta_u) * votes.dim * S)
-        return routed._replace(activation=logit.sigmoid())
+        return Routed(routed.pose, logit.sigmoid(), routed.coupling)
 
     def with_iterations(self, iterations: int) -> Router:
         router: Any = super().with_iterations(iterations)

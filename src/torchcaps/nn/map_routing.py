@@ -182,6 +182,7 @@ class _LazyKernelVotes(MapVotes):
     """Votes of `KernelVotes`, by one convolution in which the child types are samples."""
 
     recomputable = True
+    added = ("module",)
 
     def __init__(self, children: Capsules, field: Field, module: KernelVotes) -> None:
         super().__init__(children, field, module.sizes.parents, module.sizes.dim, module.bias)

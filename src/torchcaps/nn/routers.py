@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from jaxtyping import Float
@@ -242,7 +243,7 @@ class Router(nn.Module):
             seed, scale = self.fixed
             fixed = FixedCoupling(seed, scale, uses=[])
         context = RoutingContext() if context is None else context
-        context = context._replace(clamp=not self.handles_extreme_votes, fixed=fixed)
+        context = replace(context, clamp=not self.handles_extreme_votes, fixed=fixed)
         votes = votes.bind(context)
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
@@ -435,7 +436,7 @@ class RandomRouting(Router):
         routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
         coupling_shape = routed.activation.shape[:-1] + c.shape
         coupling = c.to(routed.pose.dtype).expand(coupling_shape)
-        return routed._replace(coupling=coupling)
+        return Routed(routed.pose, routed.activation, coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
         """Whether only the parents of one position compete, and no couplings are recorded."""

@@ -201,6 +201,8 @@ class FactorizedVotes(nn.Module):
 class _LazyFactorizedVotes(Votes):
     """Votes of `FactorizedVotes`: children are summed before they are transformed."""
 
+    added = ("factor", "mix", "offset", "scale")
+
     def __init__(self, children: Capsules, field: Field, module: FactorizedVotes) -> None:
         super().__init__(children, field, module.sizes.parents, module.sizes.dim)
         self.factor = full_precision(module.factor)

@@ -69,7 +69,7 @@ class Pair(NamedTuple):
     lower: Picture
     text_above: str
     texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each line, from the top down
-    is_wrong: bool | np.bool = False  # then the text above and a frame of the lower image are red
+    is_wrong: bool | np.bool_ = False  # then the text above and a frame of the lower image are red
 
 
 def reconstructions(

@@ -14,6 +14,7 @@ Letters: b batch, i children, j parents, d dimensions of a vote, p positions, al
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -129,7 +130,7 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
         last iteration `[b, *positions, i, j]`, or None if they are not needed.
     """
     needs_coupling = votes.context.needs_coupling
-    without_clamp = votes.context._replace(clamp=False)  # `_run_loop` clamps
+    without_clamp = replace(votes.context, clamp=False)  # `_run_loop` clamps
     maps = votes.bind(without_clamp).maps()  # [b, i, j, d, *positions]
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     problem = Problem(maps.flatten(4), bias, iterations, needs_coupling)
