@@ -79,6 +79,7 @@ ELSEWHERE = {
     "metrics": "",
     "callbacks": "",
     "deterministic": "",
+    "graph": "../fakecuda/on_device/check_step_graph.py",
     "checkpoint_every": "",
     "keep_epochs": "",
     "patience": "test_update.py",

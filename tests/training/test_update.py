@@ -12,7 +12,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.training import TrainConfig, fit, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer, register_optimizer
-from torchcaps.training.schedules import set_learning_rate
+from torchcaps.training.schedules import learning_rates, set_learning_rates
 
 from .makers import Watch, assert_resumes, stop_after, tiny
 
@@ -105,7 +105,8 @@ def test_the_schedule_multiplies_the_rate_of_every_group():
     optimizer = optimizer_of(model, lr_scale={"*": 0.5, "stem.*": 0.1, "head.2.*": 1})
     names = {weight: name for name, weight in model.named_parameters()}
     for factor in (1.0, 0.25):
-        assert set_learning_rate(optimizer, factor) == 0.5 * factor
+        set_learning_rates(optimizer, learning_rates(optimizer, factor))
+        assert optimizer.param_groups[0]["lr"] == 0.5 * factor
         rates = {}
         for group in optimizer.param_groups:
             rates |= {names[weight]: group["lr"] / factor for weight in group["params"]}

@@ -114,7 +114,11 @@ def _without_shares(targets: Tensor) -> Tensor:
 def spread(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(fraction_trained, 0.0), 1.0)
+    if isinstance(fraction_trained, Tensor):  # which the host does not read
+        share: Any = fraction_trained.clamp(0, 1)
+    else:
+        share = min(max(fraction_trained, 0.0), 1.0)
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * share
     return spread_loss(scores.activation, targets, margin)
 
 
