@@ -241,9 +241,9 @@ def test_folds_print_means_and_deviations(command, start, tmp_path):
     folder = tmp_path / "runs" / "capsnet-bars"
     for fold in ("fold-1", "fold-2", "fold-3"):
         assert (folder / fold / "evaluation.json").exists()
-    again = command("train", "capsnet", "--folds", 3, "--output", folder, "--resume", "--json")
-    assert again.document["mean"] == json.loads((folder / "folds.json").read_text())["mean"]
-    assert "epoch" not in again.err
+    repeat = command("train", "capsnet", "--folds", 3, "--output", folder, "--resume", "--json")
+    assert repeat.document["mean"] == json.loads((folder / "folds.json").read_text())["mean"]
+    assert "epoch" not in repeat.err
     refused = command(start, "--folds", 3, "--output", folder)
     assert refused.status == 1
     assert "there is a run or a cross-validation here already" in the_sentence(refused)

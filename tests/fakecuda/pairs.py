@@ -29,7 +29,7 @@ def settings(name, precision, **further):
     config = runs.settings(name, precision)
     if config.optimizer.accumulate > 1:
         size["epoch_size"] = 46
-    return config.updated(**size, **further)
+    return config.updated(**(size | further))
 
 
 def trainings(config, folder):

@@ -15,7 +15,6 @@ from rich.text import Text
 
 import torchcaps as tc
 from torchcaps.errors import printable
-from torchcaps.progress import progress_bar
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
@@ -117,6 +116,8 @@ def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str
 @contextmanager
 def counting(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """The bar as a function of the number that is done and the number of all, if it is known."""
+    from torchcaps.training.callbacks import progress_bar
+
     with progress_bar(title) as bar:
         task = bar.add_task("")
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -13,7 +13,7 @@ import torch
 
 import torchcaps
 from torchcaps import words
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_range, counted
 from torchcaps.evaluation import Calibration, Evaluation, Reliability, compare_answers
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._registry import model_info
@@ -120,6 +120,7 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
         "torchcaps.reporting",
         template,
         words=words,
+        plural=counted,
         picture=picture,
         parameter_count=parameter_count,
         version=torchcaps.__version__,

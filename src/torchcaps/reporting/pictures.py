@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import evaluation
+from torchcaps.data.classes import first_labels
 from torchcaps.data.inputs import list_inputs
-from torchcaps.data.splits import first_labels
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, open_task, save_figure

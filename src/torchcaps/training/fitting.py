@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchcaps import training
 from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.training.callbacks import (
@@ -34,7 +34,6 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of
 from torchcaps.types import model_metadata, set_model_metadata
-from torchcaps.words import counted
 
 
 class Fitted(NamedTuple):

@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
+from torchcaps.data.classes import first_labels, stratified_split
 from torchcaps.data.dataset import select_rows
-from torchcaps.data.splits import first_labels, stratified_split
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import Task

@@ -21,8 +21,8 @@ from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import Batch, Dataset, DiskDataset, few_labels, load_dataset, stratified_folds
+from torchcaps.data.classes import first_labels
 from torchcaps.data.files import default_workers
-from torchcaps.data.splits import first_labels
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig

@@ -10,7 +10,7 @@ import torch
 from fakecuda import gpu, pairs
 from fakecuda.kernels import stand_ins
 from fakecuda.runs import FP16, list_systems
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.tasks.classify import Classify
 from torchcaps.training import (
     TrainConfig,
@@ -48,7 +48,7 @@ def find_fault(tmp_path):
     def compare(**settings):
         try:
             row = pairs.compare(SYSTEM, "fp32", tmp_path, **(SETTINGS | settings))
-        except RuntimeError as error:
+        except (RuntimeError, TrainingError) as error:
             return str(error)
         if row["reason"]:
             return row["reason"]
@@ -154,13 +154,13 @@ def test_random_numbers_of_another_step(find_fault, monkeypatch):
 @slow
 def test_a_generator_that_the_graph_does_not_know(find_fault, monkeypatch):
     monkeypatch.setattr(torch.cuda.CUDAGraph, "register_generator_state", lambda *_: None)
-    assert "generator not in capture mode" in find_fault(model_options={"dropout": 0.5})
+    assert "generator not in capture mode" in find_fault()
 
 
 @slow
 def test_the_default_generator(find_fault, monkeypatch):
     monkeypatch.setattr(update, "use_generator", lambda generator: nullcontext())
-    assert "other bits" in find_fault(model_options={"dropout": 0.5})
+    assert "other bits" in find_fault()
 
 
 @slow
@@ -175,7 +175,7 @@ def test_a_shape_that_changes(find_fault, monkeypatch):
         return step(self, item, numbers)
 
     monkeypatch.setattr(StepGraph, "step", step_of_any_form)
-    assert "must match the existing size" in find_fault()
+    assert "must match the size of tensor b (2)" in find_fault()
 
 
 def test_a_loss_that_is_read_in_the_step(find_fault, change_loss):
@@ -237,11 +237,12 @@ def test_memory_that_an_eager_step_frees(find_fault, change_loss):
         return loss + newest[0].sum()
 
     change_loss(add_newest)
-    assert "uses memory outside of it that was freed" in find_fault()
+    assert "uses memory outside of it that was freed" in find_fault(epochs=3)
 
 
 @slow
 def test_pinned_memory_that_is_written_too_early(find_fault, monkeypatch):
+    monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)  # else nothing is late
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
     assert "other bits" in find_fault()
 
@@ -260,7 +261,7 @@ def test_the_captured_step_is_not_taken(find_fault, monkeypatch):
         return is_captured
 
     monkeypatch.setattr(StepGraph, "_capture", capture_and_take_none)
-    assert "other bits" in find_fault()
+    assert "the loss became nan" in find_fault()
 
 
 def test_a_failed_capture_leaves_the_training_as_it_was(tmp_path, monkeypatch):
@@ -274,7 +275,7 @@ def test_a_failed_capture_leaves_the_training_as_it_was(tmp_path, monkeypatch):
         return means
 
     monkeypatch.setattr(StepGraph, "_take", fail)
-    row = pairs.compare(SYSTEM, "fp16", tmp_path, **SETTINGS, model_options={"dropout": 0.5})
+    row = pairs.compare(SYSTEM, "fp16", tmp_path, **SETTINGS)
     assert row["reason"] == "no graph today" or row["reason"] == "the setting graph is no"
     assert row["differences"] == []
 
