@@ -46,14 +46,7 @@ from torchcaps.data import Dataset
 from torchcaps.errors import TrainingError
 from torchcaps.testing import KERNEL_LIMITS, kernel_errors, random_capsules
 from torchcaps.testing.compare import map_tensors
-from torchcaps.training import (
-    Callback,
-    Run,
-    TrainConfig,
-    Trainer,
-    load_recipe,
-    train,
-)
+from torchcaps.training import Callback, TrainConfig, Trainer, load_recipe, train
 
 BUNDLE = CHECKOUT / "gpu-bundle"  # of `make gpu-bundle`, with MNIST
 MESSAGE = 500  # characters of a failure that are kept
@@ -126,7 +119,7 @@ class Sizes:
     )
     steps: int = 240
     batch: int = 64
-    leads: Row = field(default_factory=lambda: {128: 1.3, 1024: 1.6})
+    leads: dict[int, float] = field(default_factory=lambda: {128: 1.3, 1024: 1.6})
     blocks: int = 5
     options: Row = field(default_factory=dict)
     data: str = "mnist"
@@ -295,7 +288,6 @@ def _exhaust(runs: Any, folder: Path) -> Row:
     """Whether exhausted memory is one sentence."""
     config = runs.settings("capsnet", "fp32").updated(batch_size=1024, epoch_size=None)
     _, total = torch.cuda.mem_get_info()
-    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(ROOM / total)
     try:
         train(config.updated(model_options={}, per_class=None), folder / "large")
@@ -319,7 +311,7 @@ def _distance(runs: Any, name: str, folder: Path) -> Row:
     losses = {}
     for device in ("cuda", "cpu"):
         config = runs.settings(name, "fp32").updated(device=device)
-        losses[device] = Run(train(config, folder / device)).epochs[0]["train_loss"]
+        losses[device] = train(config, folder / device).epochs[0]["train_loss"]
     distance = abs(losses["cuda"] / losses["cpu"] - 1)
     figures: Row = {"losses": losses, "ratio": distance / FURTHEST}
     if not distance <= FURTHEST:
@@ -328,7 +320,7 @@ def _distance(runs: Any, name: str, folder: Path) -> Row:
 
 
 def measure_step(step: Callable[[], object], blocks: int) -> Row:
-    """Milliseconds of a step, the median of blocks of steps; launches; busy share of the device."""
+    """Milliseconds of a step, the median of blocks of steps; launches; those the device works."""
     for _ in range(WARM_UP):
         step()
     times = []
@@ -346,7 +338,6 @@ def measure_step(step: Callable[[], object], blocks: int) -> Row:
     if kernels:
         busy_ms = 1e3 * sum(seconds for _, seconds in kernels)
         figures |= {"launches": len(kernels), "busy ms": busy_ms}
-        figures["busy share"] = busy_ms / figures["ms"]
     return figures
 
 
@@ -436,7 +427,6 @@ class Probe(Callback):
         figures |= {"replay ms": replay["ms"], "host ms": self._measure_host(trainer)}
         ratios = [figures["ms"] / replay["ms"] / OVERHEAD, figures["host ms"] / HOST_MS]
         if "busy ms" in replay:
-            figures["launches"] = replay["launches"]
             figures["busy share"] = replay["busy ms"] / figures["ms"]
             ratios.append(BUSY / figures["busy share"])
         figures["ratio"] = max(ratios)
@@ -456,8 +446,9 @@ class Probe(Callback):
 def graph(sizes: Sizes, _folder: Path) -> Iterator[Row]:
     """The step of `torchcaps train capsnet-mnist`, beside a bare replay of its graph."""
     images = sizes.load("train")
-    recipe = load_recipe("capsnet-mnist").config
-    recipe = recipe.updated(epochs=1, holdout=1000, model_options=sizes.options)
+    recipe = load_recipe("capsnet-mnist").config.updated(
+        epochs=1, holdout=1000, model_options=sizes.options
+    )
     for batch in (sizes.batch, *sizes.leads):
         for setting in ("yes", "no"):
             config = recipe.updated(graph=setting, batch_size=batch, epoch_size=batch * sizes.steps)
@@ -540,7 +531,7 @@ def accuracy(sizes: Sizes, _folder: Path) -> Iterator[Row]:
             model=training.model, holdout=sizes.holdout, shift=2, **training.settings
         )
         # Kernels are compiled and loaded.
-        first_steps = config.updated(epochs=1, epoch_size=WARM_UP * config.training.batch_size)
+        first_steps = config.updated(epochs=1, epoch_size=WARM_UP * training.settings["batch_size"])
         row: Row = {"model": training.model, "seed": "none, a few steps"}
         yield attempt(row, _time_to_scores, first_steps, images, images.subset(range(100)))
         seconds = []
@@ -586,11 +577,6 @@ def _train_for_record(
     model, figures = fit_model(config, images)
     outputs.append(activations_of(model, tested).cpu())
     return figures | ensemble_accuracy(outputs, tested.labels.cpu())
-
-
-def largest_ratio(rows: Sequence[Row]) -> float | None:
-    """The largest of the ratios of rows."""
-    return max((row["ratio"] for row in rows if "ratio" in row), default=None)
 
 
 STAGES = (
@@ -645,7 +631,7 @@ def run_stage(stage: Stage, output: Path, sizes: Sizes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for row in stage.measure(sizes, Path(folder)):
             rows.append(row)
-            document["ratio"] = largest_ratio(rows)
+            document["ratio"] = max((row["ratio"] for row in rows if "ratio" in row), default=None)
             document["seconds"] = round(time.perf_counter() - start, 1)
             write_json(path, document)
     del document["failure"]
