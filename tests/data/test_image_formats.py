@@ -12,7 +12,7 @@ from PIL import Image
 
 from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.images import FORMATS, SUFFIXES
-from torchcaps.explorer.pictures import read_picture
+from torchcaps.explorer.session import read_picture
 
 from .makers import picture, refusal
 

@@ -43,7 +43,7 @@ def times(sizes: Iterable[int]) -> str:
 
 def parameter_count(module: nn.Module) -> int:
     """Numbers that training can change."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(map(Tensor.numel, module.parameters()))
 
 
 def list_stages(model: Any) -> list[Stage]:

@@ -332,7 +332,7 @@ class Classify(Task):
         names = (*self.classes, *numbers)
         rows = []
         for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
-            sorted_names = [names[index] for index in order.tolist()]
+            sorted_names = list(map(names.__getitem__, order.tolist()))
             ranked = dict(zip(sorted_names, values.tolist(), strict=True))
             activity = float(values[0])
             row = {"label": sorted_names[0], "activation": activity, "activations": ranked}

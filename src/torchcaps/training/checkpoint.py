@@ -20,7 +20,7 @@ from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, check_range, one_line
 from torchcaps.models import model_info
-from torchcaps.models._pretrained import described_sizes, take_weights
+from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
@@ -105,7 +105,11 @@ def build_model(
             if builder is not None:
                 model = builder(**options)
             else:
-                sizes = described_sizes(description)
+                sizes = {
+                    "num_classes": len(classes),
+                    "in_chans": preprocess.in_chans,
+                    "img_size": preprocess.model_size,
+                }
                 if model_info(name).named:
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)

@@ -200,7 +200,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _opened(path) as file:
         content = _read_content(path, file)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = list(file.keys())
+        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
         if content.pop("crc32", None) != checksum(tensors, content):
             raise ValueError("its content does not match its checksum")
         del content["format"]
