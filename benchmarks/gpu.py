@@ -198,7 +198,7 @@ def correctness(sizes: Sizes, _folder: Path) -> Iterator[Row]:
                 options: Row = {"iterations": 3, "leaky": leaky, "detach": detach}
                 layer = tc.nn.CapsuleLinear(children, in_dim, parents, dim, **options).cuda()
                 capsules = map_tensors(torch.Tensor.cuda, random_capsules(8, children, in_dim))
-                for impl in ("triton", "bmm", "blocked"):
+                for impl in ("triton", "blocked"):
                     row: Row = {"impl": impl, "dtype": str(dtype), **options}
                     row["sizes"] = [children, parents, dim, in_dim]
                     yield attempt(row, _kernel_error, layer, capsules, impl, dtype)
