@@ -14,9 +14,9 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
+from torchcaps.data.classes import first_labels, group_strata, stratified_split
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
-from torchcaps.data.splits import first_labels, group_strata, stratified_split
 from torchcaps.errors import DataError
 
 MAX_CLASSES = 10_000
@@ -76,8 +76,7 @@ class Maker:
         Returns:
             The training set and the validation set.
         """
-        labels = first_labels(images.labels)
-        strata = labels if images.groups is None else group_strata(labels, images.groups)
+        strata = group_strata(first_labels(images.labels), images.groups)
         train, val = stratified_split(strata, fraction_or_count, seed, groups=images.groups)
         return images.subset(train), images.subset(val)
 
@@ -110,7 +109,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             `train_val_split`, and a comparison of models counts them, not items.
         notes: sentences about what was read and what was left out.
         files: name of the file of each item, if known.
-        preprocess: what the inputs are, and what prediction does to one.
+        preprocess: form of the inputs, into which prediction brings a picture.
         maker: draws the items of a training anew; None where they stay as they are.
 
     Raises:
@@ -254,7 +253,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             index_batches: rows of each batch.
             targets: whose rows are in the batches; a maker returns those that it has.
             generators: of each batch of a training, for the maker of a set that has one.
-            shard: from the size of a batch to the items that are needed, for a set on disk.
+            shard: for a set on disk, gives the items to decode from the size of a batch.
 
         Returns:
             The batches, in order.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
-from torchcaps.errors import ArgumentError, ExportError
+from torchcaps.errors import ArgumentError, ExportError, counted
 from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
@@ -21,7 +21,6 @@ from torchcaps.reporting.prediction import Predictor, load_model
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.training.run import is_run
 from torchcaps.types import model_metadata, spec_of
-from torchcaps.words import counted
 
 FORMAT = 1  # of the metadata
 NUM_IMAGES = 100  # that a file is checked with

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
 from torchcaps.data.classes import class_counts
-from torchcaps.transfer import widen
+from torchcaps.transfer import to_device, widen
 
 
 def balanced_weights(
@@ -33,7 +33,7 @@ def image_weights(
     class_weights: Float[Tensor, " classes"], labels: Shaped[Tensor, " batch *classes"]
 ) -> Float[Tensor, " batch"]:
     """Weight of an image: that of its class; of several classes their mean."""
-    weights = class_weights.to(labels.device)
+    weights = to_device(class_weights, labels.device)
     if labels.dim() == 1:
         return weights[labels]
     return (weights * labels).sum(dim=1) / labels.sum(dim=1)

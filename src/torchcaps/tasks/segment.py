@@ -52,7 +52,7 @@ from torchcaps.tasks._base import (
     register_task,
 )
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
-from torchcaps.transfer import device_of, evaluating, widen
+from torchcaps.transfer import device_of, evaluating, to_device, widen
 from torchcaps.types import ModelSpec
 
 MAX_EVAL_PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -219,7 +219,7 @@ class Segment(Task):
             masks: true class of each pixel.
         """
         targets = one_hot_foreground(masks, prediction.probabilities.shape[1])
-        return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
+        return LOSSES[self.loss](prediction, targets, to_device(self.class_weights, targets.device))
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and its terms without their weights.

@@ -10,11 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor
 
 from torchcaps.distributed import current
 from torchcaps.errors import printable
-from torchcaps.progress import progress_bar
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
 
@@ -108,11 +116,13 @@ class BestWeights(Callback):
     def on_end(self, trainer: Trainer) -> None:
         if isinstance(trainer.error, Exception):
             return
-        if self.weights:
+        # A training that started again has no best epoch until the next one ends.
+        is_best = 0 < self.epoch == trainer.state.best_epoch
+        if self.weights and is_best:
             trainer.model.load_state_dict(self.weights)
         is_stopped = trainer.is_stopped or isinstance(trainer.error, KeyboardInterrupt)
         if is_stopped and trainer.checkpoint is None:
-            weights = f"those of epoch {self.epoch}" if self.epoch else "those of this step"
+            weights = f"those of epoch {self.epoch}" if is_best else "those of this step"
             trainer.messages.append(
                 f"stopped after step {trainer.state.step} of {trainer.total_steps}; the weights "
                 f"are {weights}"
@@ -221,6 +231,22 @@ class ProgressBar(Callback):
     def _print(self, line: str) -> None:
         """Print a line above the bar."""
         self.bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress_bar(title: str) -> Progress:
+    """A bar on stderr that vanishes when done; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def copy_state(model: torch.nn.Module) -> dict[str, Tensor]:

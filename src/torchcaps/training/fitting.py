@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import training
-from torchcaps.data import Dataset, match_classes
+from torchcaps.data import Dataset, few_labels, match_classes
 from torchcaps.data.augment import ordered_augmentations
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.training.callbacks import (
@@ -34,7 +34,6 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of
 from torchcaps.types import model_metadata, set_model_metadata
-from torchcaps.words import counted
 
 
 class Fitted(NamedTuple):
@@ -100,6 +99,7 @@ def fit(
 
     Raises:
         ValueError: for a setting, a model or images that cannot be used.
+        ArgumentError: `holdout` beside `validation`.
         DataError: for images that are no set.
         TrainingError: when the loss becomes non-finite, or memory is exhausted.
 
@@ -108,11 +108,12 @@ def fit(
     """
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
+    if validation is not None and "holdout" in settings:
+        raise ArgumentError("holdout", "expected none beside images to validate with")
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     num_threads = next((callback.threads for callback in watchers if callback.threads), None)
-    device = device_of(model)
-    if config.training.device != "auto":
-        device = resolve_device(config.training.device)
+    place = config.training.device
+    device = device_of(model) if place == "auto" else resolve_device(place)
     with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(model):
         model.to(device)
         config, images, val_images, notes = _fit_data(model, data, labels, validation, config)
@@ -133,13 +134,8 @@ def fit(
 
             batches = LoaderBatches(data, images, task, config)
         bars = [ProgressBar()] if verbose else []
-        trainer = Trainer(
-            task,
-            config,
-            batches,
-            val_images,
-            [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars],
-        )
+        watchers = [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars]
+        trainer = Trainer(task, config, batches, val_images, watchers)
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
         if initial:
@@ -164,7 +160,7 @@ def _fit_data(
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
     val_images = None
     if validation is not None:
-        val_images = cropped(as_set(validation, None, model), config.data.crop)
+        val_images = cropped(_read_set(validation, None, model, config), config.data.crop)
     if is_loader(data):
         if labels is not None:
             kind = type(data).__name__
@@ -174,13 +170,23 @@ def _fit_data(
         config = loader_config(data, config)
         images, val_images, notes = loader_data(data, val_images, config, model)
         return config, images, val_images, notes
-    images = as_set(data, labels, model)
+    images = _read_set(data, labels, model, config)
     notes = list(images.notes)
     if val_images is None:
         images, val_images = split(images, config)
     else:
         val_images = match_classes(val_images, images.classes)
+        per_class = config.data.per_class
+        if per_class is not None and len(images) > per_class * images.num_classes:
+            rows = few_labels(images.labels, per_class, config.training.seed)
+            images = images.subset(rows)
     return config, images, val_images, notes
+
+
+def _read_set(data: Any, labels: Any, model: nn.Module, config: TrainConfig) -> Dataset:
+    """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
+    images = as_set(data, labels, model)
+    return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
 @contextmanager
