@@ -35,9 +35,12 @@ from torchcaps.training.files import (
 from torchcaps.types import (
     ModelMetadata,
     ModelSpec,
+    WrappedNetwork,
+    find_network,
     model_metadata,
     set_model_metadata,
     spec_of,
+    unwrap,
 )
 
 Builder = Callable[..., nn.Module]
@@ -184,6 +187,8 @@ def save(
 
     Args:
         model: built by `create_model` or `load`, trained or not; or any module with its `builder`.
+            Of a network within other modules that change no images, such as `DataParallel`, the
+            network alone is written.
         path: of a folder, which is made where it is missing; or of a file whose ending is
             `.safetensors`.
         builder: the function or class that builds a module of your own, at the top level of a
@@ -194,8 +199,8 @@ def save(
         The path.
 
     Raises:
-        ArgumentError: for a model without a builder, one that was changed since it was built, a
-            builder that has no name, or options that are no JSON.
+        ArgumentError: for a model without a builder, one that was changed since it was built or whose
+            images another module changes, a builder that has no name, or options that are no JSON.
         RunError: the path is the folder of a run, or the folder cannot be made.
         TrainingError: when the file cannot be written.
 
@@ -207,12 +212,16 @@ def save(
     file = path if path.suffix == ".safetensors" else path / MODEL_FILE
     if (file.parent / CONFIG_FILE).exists() and file.name == MODEL_FILE:
         raise RunError(f"{path}: is the folder of a run; name another path")
+    model = find_network(model)
     metadata = model_metadata(model)
     if builder is not None:
         metadata = replace(metadata, builder=builder, options=options or {})
     elif options is not None:
         raise ArgumentError("options", "expected a builder beside them, got none")
 
+    if isinstance(model, WrappedNetwork):
+        model = model.outer if metadata.builder is not None else _sole_network(model)
+    model = unwrap(model)
     description = _describe(model, metadata)
     try:
         if metadata.builder is None:
@@ -226,6 +235,19 @@ def save(
     make_folder(file.parent)
     save_tensors(file, model.state_dict(), description)
     return path
+
+
+def _sole_network(model: WrappedNetwork) -> nn.Module:
+    """The network within other modules, which can be left out if they change no images."""
+    if model.trial()[0]:
+        return model.entry
+    outer = type(model.outer).__name__
+    raise ArgumentError(
+        "model",
+        f"expected one that gives images to its network as they are, got {outer}, which changes "
+        "them before; give the function that builds the whole, save(model, path, builder=..., "
+        f"options={{...}}), or save model.get_submodule({model.path!r}) alone",
+    )
 
 
 def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
+from torchcaps.tasks._base import first_batch
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -32,8 +34,14 @@ from torchcaps.training.device import (
 from torchcaps.training.inputs import Data, as_set, is_loader
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
-from torchcaps.transfer import device_of
-from torchcaps.types import model_metadata, set_model_metadata
+from torchcaps.transfer import device_of, evaluating
+from torchcaps.types import (
+    declares,
+    find_network,
+    model_metadata,
+    set_model_metadata,
+    unwrap,
+)
 from torchcaps.words import counted
 
 
@@ -70,7 +78,9 @@ def fit(
 
     Args:
         model: any module that a task takes: of this library, or one that maps images to logits of
-            classes.
+            classes. Of a network of this library within `DataParallel`, a compiled module or
+            `AveragedModel` the network itself is trained; other modules around it, such as
+            `Sequential(Normalize(), network)`, keep their part.
         data: a `Dataset`; the path of a data set; (images, labels); images; a map-style
             `Dataset`; or a `DataLoader`, whose order and workers are kept. Images are an array or a
             tensor `[n, channels, height, width]`, `[n, height, width, channels]` or
@@ -106,26 +116,27 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
+    network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     num_threads = next((callback.threads for callback in watchers if callback.threads), None)
-    device = device_of(model)
+    device = device_of(network)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(model):
-        model.to(device)
-        config, images, val_images, notes = _fit_data(model, data, labels, validation, config)
+    with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(network):
+        network.to(device)
+        config, images, val_images, notes = _fit_data(network, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
-        kind = task_class(config.task.name, model, images)
-        config = complete_config(config, kind, model, images)
-        task = kind(model, config, images)
+        kind = task_class(config.task.name, network, images)
+        config = complete_config(config, kind, network, images)
+        task = kind(network, config, images)
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
         initial = ""
         if config.model.init is not None:
-            weights = training.initial.InitialWeights(model, config.model.init, images.classes)
+            weights = training.initial.InitialWeights(network, config.model.init, images.classes)
             initial = weights.sentence
         batches = DatasetBatches(images, task, config)
         if is_loader(data):
@@ -142,20 +153,24 @@ def fit(
         )
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
+        if network is unwrap(model) is not model:
+            trainer.note(f"the network within {type(model).__name__} is trained without it")
+        if not declares(network):
+            trainer.note(output_note(task, val_images))
         if initial:
             trainer.note(initial)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
     # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
-        model_metadata(model),
+        model_metadata(network),
         classes=images.classes if task.labeled else (),
         preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )
-    set_model_metadata(model.eval(), metadata)
-    return Fitted(model, trainer.history)
+    set_model_metadata(network, metadata)
+    return Fitted(model.eval(), trainer.history)
 
 
 def _fit_data(
@@ -194,6 +209,25 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
             if weight.stride() != strides.get(name, weight.stride()):
                 ordinary = weight.data.new_empty_strided(weight.shape, strides[name])
                 weight.data = ordinary.copy_(weight.data)
+
+
+def output_note(task: Task, images: Dataset) -> str:
+    """What the outputs of a model that declares nothing are taken for, in a sentence.
+
+    Outputs for the first images that look like lengths of capsules are warned of as well.
+    """
+    with evaluating(task):
+        outputs = task.model(first_batch(task, images, 8).inputs).float()
+    note = (
+        f"{type(task.model).__name__} declares nothing, so its outputs are taken for logits, with "
+        f"the loss {task.loss}; choose another with loss=..., or state before the training what "
+        'they are, such as model.spec = torchcaps.ModelSpec(activation="length", loss="margin")'
+    )
+    is_softmax = (outputs.sum(dim=1) - 1).abs().max() < 1e-3
+    if outputs.min() >= 0 and outputs.max() <= 1 and not is_softmax:
+        note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
+        warnings.warn(note, stacklevel=3)
+    return note
 
 
 def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
