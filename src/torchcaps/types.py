@@ -16,7 +16,6 @@ from torchcaps.transfer import evaluating
 
 # Modules of torch that pass images and outputs on as they are.
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
-METADATA = ("_torchcaps", "classes", "preprocess")
 # Methods of networks whose first argument is images.
 IMAGE_METHODS = ("align", "capsules", "explain", "levels", "logits")
 
@@ -220,7 +219,7 @@ def spec_of(model: nn.Module) -> ModelSpec:
     """The specification of a model: its own, or that of its training, or a classifier's."""
     model = find_network(model)
     if _has_spec(model):
-        return model.spec  # type: ignore[return-value]
+        return model.spec
     return model_metadata(model).spec or ModelSpec()
 
 
@@ -236,7 +235,7 @@ def unwrap(model: Any) -> Any:
     while True:
         if isinstance(model, WRAPPERS):
             model = model.module
-        elif isinstance(model, nn.Module) and "_orig_mod" in model._modules:
+        elif hasattr(model, "_orig_mod"):
             model = model._orig_mod
         else:
             return model
@@ -299,8 +298,9 @@ class WrappedNetwork(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name == "outer":
             return super().__getattr__(name)
-        has_metadata = name in METADATA and hasattr(self.outer, "_torchcaps")
-        attribute = getattr(self.outer if has_metadata else unwrap(self.entry), name)
+        if name == "_torchcaps" and hasattr(self.outer, name):
+            return self.outer._torchcaps  # of a training of the whole
+        attribute = getattr(unwrap(self.entry), name)
         if name not in IMAGE_METHODS:
             return attribute
         return lambda images, *options: attribute(self.network_input(images), *options)
@@ -330,7 +330,8 @@ class WrappedNetwork(nn.Module):
     def trial(self) -> tuple[bool, bool]:
         """Of one random image: whether it reaches the network, and whether its output returns.
 
-        Both as they are, in evaluation mode.
+        Both as they are. All parts are in evaluation mode; of the outer module itself the output is
+        also compared in training mode.
         """
         sizes = model_metadata(self).preprocess or self  # those of its training, if there was one
         image = torch.rand(1, sizes.in_chans, *sizes.img_size, generator=torch.Generator())
@@ -339,8 +340,12 @@ class WrappedNetwork(nn.Module):
         hook = self.entry.register_forward_hook(lambda *call: calls.append(call))
         try:
             with hook, evaluating(self):
-                output = self.outer(image)
-            [(_, [network_input], network_output)] = calls
-            return torch.equal(network_input, image), torch.equal(network_output, output)
+                for self.outer.training in (True, False):
+                    output = self.outer(image)
+                    [(_, [network_input], network_output)] = calls
+                    calls.clear()
+                    if not torch.equal(network_output, output):
+                        return False, False
+            return torch.equal(network_input, image), True
         except Exception:  # a module can fail in any way at an image that it is not made for
             return False, False

@@ -156,7 +156,7 @@ def fit(
         if network is unwrap(model) is not model:
             trainer.note(f"the network within {type(model).__name__} is trained without it")
         if not declares(network):
-            trainer.note(output_note(task, val_images))
+            trainer.note(output_note(task, val_images, verbose))
         if initial:
             trainer.note(initial)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
@@ -211,13 +211,14 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
                 weight.data = ordinary.copy_(weight.data)
 
 
-def output_note(task: Task, images: Dataset) -> str:
+def output_note(task: Task, images: Dataset, verbose: bool) -> str:
     """What the outputs of a model that declares nothing are taken for, in a sentence.
 
-    Outputs for the first images that look like lengths of capsules are warned of as well.
+    Outputs for the first images that look like lengths of capsules are warned of, by `warnings`
+    where nothing else is shown.
     """
     with evaluating(task):
-        outputs = task.model(first_batch(task, images, 8).inputs).float()
+        outputs = task.model(first_batch(task, images, 8).inputs)
     note = (
         f"{type(task.model).__name__} declares nothing, so its outputs are taken for logits, with "
         f"the loss {task.loss}; choose another with loss=..., or state before the training what "
@@ -226,7 +227,8 @@ def output_note(task: Task, images: Dataset) -> str:
     is_softmax = (outputs.sum(dim=1) - 1).abs().max() < 1e-3
     if outputs.min() >= 0 and outputs.max() <= 1 and not is_softmax:
         note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
-        warnings.warn(note, stacklevel=3)
+        if not verbose:
+            warnings.warn(note, stacklevel=3)
     return note
 
 
