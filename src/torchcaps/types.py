@@ -201,13 +201,13 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
 
     The attributes `classes` and `preprocess` are set too, unless the module has its own.
     """
-    model = model.outer if isinstance(model, WrappedNetwork) else unwrap(model)
+    model = unwrap(model)
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):
         is_ours = previous is not None and getattr(model, name, None) is getattr(previous, name)
         if is_ours or not hasattr(model, name):
             setattr(model, name, getattr(metadata, name))
-    model._torchcaps = metadata  # type: ignore[assignment]
+    model._torchcaps = metadata
 
 
 def declares(model: nn.Module) -> bool:
@@ -219,7 +219,7 @@ def spec_of(model: nn.Module) -> ModelSpec:
     """The specification of a model: its own, or that of its training, or a classifier's."""
     model = find_network(model)
     if _has_spec(model):
-        return model.spec
+        return model.spec  # type: ignore[return-value]
     return model_metadata(model).spec or ModelSpec()
 
 
@@ -254,15 +254,15 @@ def find_network(model: Any) -> Any:
         it is where nothing in it declares anything.
     """
     module = unwrap(model)
-    if _has_spec(module):
+    if _has_spec(module) or not isinstance(module, nn.Module):
         return module
-    if not isinstance(module, nn.Module):
-        return model
     paths = [path for path, part in module.named_modules() if _has_spec(unwrap(part))]
     # Networks within the first one are its own affair.
     if paths and all(f"{path}.".startswith(f"{paths[0]}.") for path in paths):
         wrapped = WrappedNetwork(module, paths[0])
-        if wrapped.returns_output():
+        while isinstance(module, nn.Sequential) and module:
+            module = unwrap(module[-1])
+        if module is unwrap(wrapped.entry) or wrapped.trial()[1]:
             return wrapped
     return model
 
@@ -283,7 +283,6 @@ class WrappedNetwork(nn.Module):
 
     def __init__(self, outer: nn.Module, path: str) -> None:
         super().__init__()
-        self.training = outer.training
         self.outer = outer
         self.path = path
 
@@ -317,16 +316,6 @@ class WrappedNetwork(nn.Module):
             except InputReached as reached:
                 return reached.args[0]
 
-    def returns_output(self) -> bool:
-        """Whether the outer module returns what the network returns.
-
-        The last stage of a `Sequential` is known to be; of others one image is looked at.
-        """
-        last = self.outer
-        while isinstance(last, nn.Sequential) and len(last):
-            last = unwrap(last[-1])
-        return last is unwrap(self.entry) or self.trial()[1]
-
     def trial(self) -> tuple[bool, bool]:
         """Of one random image: whether it reaches the network, and whether its output returns.
 
@@ -334,8 +323,8 @@ class WrappedNetwork(nn.Module):
         also compared in training mode.
         """
         sizes = model_metadata(self).preprocess or self  # those of its training, if there was one
-        image = torch.rand(1, sizes.in_chans, *sizes.img_size, generator=torch.Generator())
-        image = image.to(next(self.parameters()))
+        shape = 1, sizes.in_chans, *sizes.img_size
+        image = torch.rand(shape, generator=torch.Generator()).to(next(self.parameters()))
         calls: list[Any] = []
         hook = self.entry.register_forward_hook(lambda *call: calls.append(call))
         try:

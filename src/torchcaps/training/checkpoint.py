@@ -220,7 +220,18 @@ def save(
         raise ArgumentError("options", "expected a builder beside them, got none")
 
     if isinstance(model, WrappedNetwork):
-        model = model.outer if metadata.builder is not None else _sole_network(model)
+        if metadata.builder:
+            model = model.outer
+        elif model.trial()[0]:
+            model = model.entry
+        else:
+            raise ArgumentError(
+                "model",
+                "expected one that gives images to its network as they are, got "
+                f"{type(model.outer).__name__}, which changes them before; give the function that "
+                "builds the whole, save(model, path, builder=..., options={...}), or save "
+                f"model.get_submodule({model.path!r}) alone",
+            )
     model = unwrap(model)
     description = _describe(model, metadata)
     try:
@@ -235,19 +246,6 @@ def save(
     make_folder(file.parent)
     save_tensors(file, model.state_dict(), description)
     return path
-
-
-def _sole_network(model: WrappedNetwork) -> nn.Module:
-    """The network within other modules, which can be left out if they change no images."""
-    if model.trial()[0]:
-        return model.entry
-    outer = type(model.outer).__name__
-    raise ArgumentError(
-        "model",
-        f"expected one that gives images to its network as they are, got {outer}, which changes "
-        "them before; give the function that builds the whole, save(model, path, builder=..., "
-        f"options={{...}}), or save model.get_submodule({model.path!r}) alone",
-    )
 
 
 def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:

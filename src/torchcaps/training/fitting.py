@@ -169,7 +169,7 @@ def fit(
         task=task.name,
         spec=task.spec,
     )
-    set_model_metadata(network, metadata)
+    set_model_metadata(model, metadata)
     return Fitted(model.eval(), trainer.history)
 
 
@@ -224,8 +224,8 @@ def output_note(task: Task, images: Dataset, verbose: bool) -> str:
         f"the loss {task.loss}; choose another with loss=..., or state before the training what "
         'they are, such as model.spec = torchcaps.ModelSpec(activation="length", loss="margin")'
     )
-    is_softmax = (outputs.sum(dim=1) - 1).abs().max() < 1e-3
-    if outputs.min() >= 0 and outputs.max() <= 1 and not is_softmax:
+    is_softmax = (outputs.sum(1) - 1).abs().max() < 1e-3
+    if outputs.equal(outputs.clamp(0, 1)) and not is_softmax:
         note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
         if not verbose:
             warnings.warn(note, stacklevel=3)
