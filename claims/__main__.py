@@ -23,9 +23,15 @@ from claims.results import ClaimResult, read_results
 from claims.runner import run_claims
 from claims.table import arms_table, claims_table, judge_claims
 from torchcaps import plugins
-from torchcaps.cli.console import UsageError, note, print_json, print_table, print_wrapped
+from torchcaps.cli.console import (
+    UsageError,
+    note,
+    print_json,
+    print_table,
+    print_wrapped,
+    stoppable,
+)
 from torchcaps.cli.parser import use_threads
-from torchcaps.cli.signals import stoppable
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 from torchcaps.training import keep_memory
 

@@ -252,7 +252,7 @@ def check_accumulation(ranks):
         task = create_task(Doubled(), config, images)
         updater = Updater(task, task.config, world)
         [batch] = images.batches([torch.arange(23)], images.targets)
-        losses = updater.compute_gradients(batch, 0, 0.0)
+        losses = updater.compute_gradients(batch, 0.0)
         gradients.append([p.grad for p in task.model.layers.parameters()])
         mean_losses.append(world.sum(losses["loss"].detach() * world.shard_size(23) / 23))
     close(mean_losses[1], mean_losses[0])

@@ -37,7 +37,7 @@ def test_a_check_names_its_argument(check, message):
 
 
 def test_a_message_is_one_printable_line():
-    assert one_line("a\n\n b\x00") == "a b\\x00"
+    assert one_line("a\n\n b\x00\u202e\udcff ß") == "a b\\x00\\u202e\\udcff ß"
     assert len(one_line("long " * 1000)) <= 800
 
 

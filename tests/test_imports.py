@@ -15,7 +15,7 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 PACKAGES = [
     ("types", "errors"),
-    ("templates", "words", "progress", "transfer"),
+    ("templates", "words", "transfer"),
     ("plugins", "isolated", "weight_files"),
     ("registry",),
     ("distributed",),

@@ -66,6 +66,13 @@ def test_a_fast_path_is_one_file(add_file, monkeypatch):
     assert "from_a_file" in ops.implementations("dynamic_routing")
 
 
+def test_a_fast_path_replaces_that_of_its_name(monkeypatch):
+    monkeypatch.setattr(registry, "PATHS", {})
+    for run in (min, max):
+        registry.fast_path("route", "loops", lambda votes: None, rank=1, reason="")(run)
+    assert [path.run for path in registry.PATHS["route"]] == [max]
+
+
 def test_a_taken_name_is_refused():
     shapes = Registry("shape")
     shapes.add("square", 4)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from torchcaps.words import counted, duration, percent, setting, unique_suffixes
+from torchcaps.errors import counted
+from torchcaps.words import duration, percent, setting, unique_suffixes
 
 
 @pytest.mark.parametrize(

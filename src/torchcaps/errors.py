@@ -206,6 +206,11 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     return _shorten(printable(words), longest)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def printable(text: str) -> str:
     """Text for a terminal: control characters, such as those of colors, are escaped, but "\\n"."""
     return text if text.isprintable() else "".join(map(_escape, text))

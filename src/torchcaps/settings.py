@@ -262,6 +262,10 @@ class TrainingSettings(SettingsGroup):
     deterministic: bool = setting(
         False, "take only operations that give the same bits each time, so that a GPU's run repeats"
     )
+    graph: Literal["auto", "yes", "no"] = setting(
+        "auto",
+        "take a GPU's step as one CUDA graph, which the host only starts; yes refuses to do without",
+    )
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     seed: int = setting(
         0, "seed of weights, order, augmentation and split", low=0, high=LARGEST_SEED

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,10 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+# What sends tensors to a GPU, and records what becomes of random numbers before, while the step of a
+# training becomes a graph (`torchcaps.training.graph.Tape`).
+tape: ContextVar[Any] = ContextVar("tape", default=None)
 
 
 def to_device(tensor: Tensor, like: Tensor | torch.device) -> Tensor:
@@ -31,8 +37,13 @@ def to_device(tensor: Tensor, like: Tensor | torch.device) -> Tensor:
         tensor = tensor.to(widest_float(device.type))
     is_copy = tensor.device.type == "cpu" and device.type == "cuda"
     if is_copy and not torch.compiler.is_compiling():
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return send(tensor, device) if tape.get() is None else tape.get().send(tensor, device)
     return tensor.to(device)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a tensor of the CPU on a GPU, for which the host does not wait."""
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def widen(x: Tensor) -> Tensor:

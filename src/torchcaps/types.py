@@ -207,7 +207,7 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
         is_ours = previous is not None and getattr(model, name, None) is getattr(previous, name)
         if is_ours or not hasattr(model, name):
             setattr(model, name, getattr(metadata, name))
-    model._torchcaps = metadata
+    model._torchcaps = metadata  # type: ignore[assignment]
 
 
 def declares(model: nn.Module) -> bool:
@@ -323,8 +323,9 @@ class WrappedNetwork(nn.Module):
         also compared in training mode.
         """
         sizes = model_metadata(self).preprocess or self  # those of its training, if there was one
-        shape = 1, sizes.in_chans, *sizes.img_size
-        image = torch.rand(shape, generator=torch.Generator()).to(next(self.parameters()))
+        image = torch.rand(1, sizes.in_chans, *sizes.img_size, generator=torch.Generator()).to(
+            next(self.parameters())
+        )
         calls: list[Any] = []
         hook = self.entry.register_forward_hook(lambda *call: calls.append(call))
         try:

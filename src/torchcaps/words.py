@@ -56,11 +56,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 epoch`, `2 epochs`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def join_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
     """`a, b, c`; of more names than the limit, `and 3 more` in place of the rest."""
     rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""

@@ -186,9 +186,9 @@ def test_one_claim_of_several_needs_a_smaller_p_value(tmp_path):
         results.append(result(claim, "C", seed, figures={"auroc": 0.5 + gap}))
     waiting = replace(claim, recipe=replace(claim.recipe, name="waiting"))
     finished = {claim.name: results, "waiting": []}
-    alone = judge_claims([claim], finished)[claim.name]
-    assert alone.p_value == pytest.approx(0.04, abs=0.002)
-    assert alone.outcome == "supported"
+    judgment = judge_claims([claim], finished)[claim.name]
+    assert judgment.p_value == pytest.approx(0.04, abs=0.002)
+    assert judgment.outcome == "supported"
     verdicts = judge_claims([claim, waiting], finished)
     assert [verdict.outcome for verdict in verdicts.values()] == ["undecided", "incomplete"]
 
@@ -237,8 +237,10 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     training = json.loads((results / "mine" / "N-1.json").read_text())
     assert training["settings"]["epochs"] == 1
     assert training["rate"] == training["settings"]["lr"]
-    again = next(each for each in finished if each.file_name == "N-1.json")
-    assert float(again.is_correct.double().mean()) == training["figures"]["accuracy"]
+    second_result = next(
+        result_of_run for result_of_run in finished if result_of_run.file_name == "N-1.json"
+    )
+    assert float(second_result.is_correct.double().mean()) == training["figures"]["accuracy"]
     with pytest.raises(RunError, match=r"was trained with epochs 1, and the protocol has 4"):
         read_results(claim, results)
     table = claims_table([claim], {"mine": finished})
@@ -283,7 +285,7 @@ def test_results_of_this_repository_are_those_of_their_protocol(name, request):
     claim = load_claim(name)
     results = request.config.rootpath / "benchmarks" / "results" / "claims"
     finished = read_results(claim, results)  # refuses others
-    assert {each.arm for each in finished} <= {*claim.arms}
+    assert {result_of_run.arm for result_of_run in finished} <= {*claim.arms}
     assert claim.cost > 0
 
 

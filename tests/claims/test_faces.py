@@ -52,14 +52,14 @@ def test_every_turn_of_a_part_changes_it():
     [("swapped", {2}), ("turned", {2}), ("foreign", {1, 2}), ("moved", {1})],
 )
 def test_a_misplaced_object_has_so_many_parts_changed(kind, num_changed):
-    for _, whole, parts in arranged(kind):
-        assert sum(part != new for part, new in zip(whole, parts, strict=True)) in num_changed
+    for _, face, parts in arranged(kind):
+        assert sum(part != new for part, new in zip(face, parts, strict=True)) in num_changed
 
 
 def test_swapped_scrambled_and_permuted_objects_have_the_parts_of_the_whole():
     for kind in ("swapped", "scrambled", "permuted", "moved", "turned"):
-        for _, whole, parts in arranged(kind):
-            assert Counter(part.glyph for part in parts) == Counter(part.glyph for part in whole)
+        for _, face, parts in arranged(kind):
+            assert Counter(part.glyph for part in parts) == Counter(part.glyph for part in face)
 
 
 def test_training_sets_never_show_a_full_set_of_misplaced_parts():

@@ -86,9 +86,9 @@ def test_controls_without_a_network(monkeypatch):
     monkeypatch.setattr(misplaced, "NUM_REFERENCES", 80)
     figures = misplaced.misplaced_controls(SimpleNamespace())
     assert figures["ink_auroc_misplaced"] == pytest.approx(0.5, abs=0.1)
-    whole = misplaced.render_faces("whole", 40, seed=2)
-    references = misplaced._blurred(whole.float_images())
-    for scores in misplaced._nearest(whole, references, whole.labels):
+    faces = misplaced.render_faces("whole", 40, seed=2)
+    references = misplaced._blurred(faces.float_images())
+    for scores in misplaced._nearest(faces, references, faces.labels):
         assert scores == pytest.approx(torch.ones(10), abs=1e-5)
 
 

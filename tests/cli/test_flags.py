@@ -55,7 +55,7 @@ CALLS = {
     ),
     "reconstruct": (
         "r --images a --images b --data d --root s --per-class 3 --seed 4 --output o.png",
-        "reporting.pictures.reconstruct_run",
+        "reporting.api.reconstruct_run",
         {
             "run": "r",
             "images": ("a", "b"),
@@ -68,7 +68,7 @@ CALLS = {
     ),
     "perturb": (
         "r --images a --images b --data d --root s --span 0.5 --steps 7 --seed 4 --output o",
-        "reporting.pictures.perturb_run",
+        "reporting.api.perturb_run",
         {
             "run": "r",
             "images": ("a", "b"),
@@ -82,7 +82,7 @@ CALLS = {
     ),
     "compare": (
         "a b --with c d --paired --margin 0.25 --adjust 0.5 0.125 --root s --device cpu",
-        "reporting.answers.compare",
+        "reporting.evaluated.compare",
         {
             "first": ("a", "b"),
             "second": ("c", "d"),

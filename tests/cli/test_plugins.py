@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch):
     start = ("train", "stripesnet", "--epochs", 1, "--holdout", 6, "--no-keep-memory")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "torchcaps.cli.signals.graceful_stop", lambda patient: nullcontext([15])
+            "torchcaps.cli.console.graceful_stop", lambda patient: nullcontext([15])
         )  # stop after the first step
         outcome = fresh_command(start, SMALL, "--data", "stripes", IMPORT)
     assert outcome.status == 143

@@ -123,8 +123,8 @@ class TestDamagedFiles:
     def test_they_are_listed_and_the_others_are_predicted(self, command, run, photos):
         expected = command("predict", run, photos, "--json").document
         (photos / "3.png").write_bytes(b"no picture")
-        whole = (photos / "10.png").read_bytes()
-        (photos / "more" / "cut.png").write_bytes(whole[: len(whole) // 2])
+        photo_bytes = (photos / "10.png").read_bytes()
+        (photos / "more" / "cut.png").write_bytes(photo_bytes[: len(photo_bytes) // 2])
         (photos / "gone.png").symlink_to(photos / "nowhere.png")
         outcome = command("predict", run, photos, "absent.png", "*.bmp", "--json")
         assert outcome.status == 1

@@ -1,10 +1,22 @@
+"""Commands that look at a trained model."""
+
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+
 import pytest
+from PIL import Image
 
+import torchcaps as tc
+from checks import column
+from torchcaps import viz
 from torchcaps.reporting import html
+from training.makers import edit_config, write_bars
 
-from .conftest import assert_fails
+from .conftest import assert_fails, first_words, succeed, the_sentence
 
 
 def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
@@ -25,3 +37,228 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
 )
 def test_a_wrong_command_line_is_2(command, run, words, sentence):
     assert_fails(command("report", words), 2, sentence)
+
+
+FIGURES = {
+    "accuracy",
+    "error",
+    "per_class",
+    "num_samples",
+    "confusion_matrix",
+    "loss",
+    "calibration_error",
+}
+
+
+@pytest.mark.usefixtures("no_plots")
+class TestEvaluate:
+    def test_the_table_goes_to_stdout(self, command, run):
+        outcome = succeed(command("evaluate", run))
+        lines = outcome.out.splitlines()
+        assert first_words(lines[1:6]) == ["0", "1", "2", "mean", "all"]
+        assert lines[-1].startswith("margin loss ")
+        assert lines[-1].endswith(", 12 images")
+
+    def test_json_is_one_document_equal_to_the_file(self, command, run):
+        outcome = command("evaluate", run, "--json")
+        document = outcome.document
+        assert document.keys() >= FIGURES
+        assert document["accuracy"] + document["error"] == pytest.approx(1)
+        assert 0 <= document["accuracy"] <= 1
+        assert document["num_samples"] == sum(column(document["per_class"], "count")) == 12
+        assert document == json.loads((run / "evaluation.json").read_text())
+
+
+class TestDamagedRuns:
+    @pytest.fixture(params=["evaluate", "predict", "reconstruct", "perturb"])
+    def refused(self, command, request):
+        """Run a command on a path; its output must be one sentence with these words."""
+
+        def check(path, complaint):
+            images = ["x.png"] * (request.param == "predict")
+            outcome = command(request.param, path, images)
+            assert outcome.status == 1
+            assert complaint in the_sentence(outcome)
+
+        return check
+
+    def test_a_path_without_a_run_or_a_model_is_refused(self, refused, tmp_path):
+        (tmp_path / "notes.txt").write_text("words")
+        refused(tmp_path / "absent", "absent: no such run folder or model file")
+        refused(tmp_path, "there is no trained model here")
+        refused(tmp_path / "notes.txt", "is no readable checkpoint")
+
+    def test_a_truncated_model_and_the_state_of_a_training_are_refused(self, refused, run):
+        refused(run / "checkpoints" / "last.safetensors", "holds the state of a training")
+        intact = (run / "model.safetensors").read_bytes()
+        (run / "model.safetensors").write_bytes(intact[: len(intact) // 2])
+        refused(run, "is no readable checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("evaluate", "{"), ("evaluate", '{"data": 3}'), ("reconstruct", "[]")],
+)
+def test_a_damaged_configuration_is_named(command, run, name, content):
+    (run / "config.json").write_text(content)
+    outcome = command(name, run)
+    assert outcome.status == 1
+    assert the_sentence(outcome).startswith(
+        f"{run / 'config.json'}: is no readable configuration ("
+    )
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_path):
+    words = "--data digits --per-class 4 --holdout 10 --epochs 1 --output run"
+    option = ("--option", "match=matrix_caps_small")
+    assert command("train", "cnn_matched", words.split(), option).status == 0
+    outcome = succeed(command("evaluate", "run", "--data", "multi-digits", "--json"))
+    assert outcome.document.keys() >= {"error", "per_digit"}
+    assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()
+
+
+@pytest.fixture
+def runs(run, tmp_path):
+    """Copies of a run in the current folder, of two methods and two seeds: a-0, a-1, b-0, b-1."""
+    for method in "ab":
+        for seed in (0, 1):
+            copy = shutil.copytree(run, tmp_path / f"{method}-{seed}")
+            edit_config(copy, seed=seed)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("runs")
+class TestCompare:
+    def test_two_methods_over_seeds_and_images(self, command):
+        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "0.2")
+        assert (outcome.status, outcome.err) == (0, "")
+        heading, first, second, _, verdict = outcome.out.splitlines()
+        assert heading.split() == ["method", "accuracy", "runs"]
+        assert (first.split()[0], second.split()[0]) == ("first", "second")
+        assert "±" in first
+        assert verdict.startswith(
+            "These runs and images do not tell the two methods apart, nor show"
+        )
+        assert "within 20 points" in verdict
+
+    def test_one_run_each_is_a_comparison_of_two_models(self, command):
+        outcome = command("compare", "a-0", "--with", "b-0", "--json")
+        assert (outcome.status, outcome.err) == (0, "")
+        document = outcome.document
+        assert document["only_first"] == document["only_second"] == 0
+        assert document["outcome"] == "undecided"
+        assert "the same answers, right or wrong, on all" in document["verdict"]
+        expected = tc.compare("a-0", "b-0")
+        error = max(1 - expected.second, 1 / expected.num_samples)
+        assert document["margin"] == expected.margin == pytest.approx(0.1 * error)
+
+    def test_runs_of_other_seeds_are_no_pairs(self, command, runs):
+        edit_config(runs / "b-1", seed=7)
+        outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--paired")
+        assert outcome.status == 1
+        sentence = "paired: expected runs of the same seeds of both methods, got [0, 1] and [0, 7]"
+        assert the_sentence(outcome) == sentence
+
+    def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
+        bars = write_bars(tmp_path / "other.npz", seed=5)
+        edit_config(runs / "b-0", data=str(bars))
+        assert_fails(
+            command("compare", "a-0", "--with", "b-0"),
+            1,
+            "b-0: was not tested on the same images as a-0",
+        )
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("--with", "a-0"), "runs: expected one run folder or more, got none"),
+            (("a-0",), "runs: expected two run folders, or --with, got 1"),
+            (
+                ("a-0", "a-1", "--with", "b-0"),
+                "--with: expected one run of each method or several of each, got 1 and 2",
+            ),
+            (
+                ("a-0", "--with", "./a-0"),
+                "runs: expected different run folders, got one of them twice",
+            ),
+            (
+                ("a-0", "--with", "b-0", "--margin", "0"),
+                "margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
+                "got 0",
+            ),
+            (
+                ("a-0", "b-0", "--adjust", "0.1", "1.5"),
+                "--adjust: expected between 0 and 1, got 1.5",
+            ),
+            (
+                ("a-0", "--with", "b-0", "--paired"),
+                "--paired: expected several runs of each method, got one",
+            ),
+        ],
+    )
+    def test_a_wrong_command_line_is_2(self, command, words, sentence):
+        assert_fails(command("compare", words), 2, sentence)
+
+
+def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):
+    outcome = command("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    verdicts = command("diagnose", trained, "--images", 8, "--json").document["verdicts"]
+    assert f"ablation: {verdicts['ablation']}" in lines
+    [baseline] = filter(re.compile("baseline: ").match, lines)
+    assert "parameters against" in baseline
+    outcome = command("diagnose", trained, "--images", 1)
+    assert (outcome.status, the_sentence(outcome)) == (2, "--images: expected at least 2, got 1")
+
+
+def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
+    outcome = command("reconstruct", run, "--per-class", 1)
+    assert (outcome.status, outcome.out) == (0, f"{run / 'plots' / 'reconstructions.png'}\n")
+    outcome = command(
+        "reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output", "own.png"
+    )
+    assert (outcome.status, outcome.out) == (0, "own.png\n")
+    with Image.open(tmp_path / "own.png") as image:
+        assert image.format == "PNG"
+
+
+def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
+    outcome = succeed(command("perturb", run, "--steps", 3, "--output", "grids"))
+    names = ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
+    assert sorted(os.listdir(tmp_path / "grids")) == names
+    assert outcome.out.splitlines() == list(map("grids/{}".format, names))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("reconstruct", "--per-class", 0), "--per-class: expected at least 1, got 0"),
+        (("perturb", "--steps", 1), "--steps: expected at least 2, got 1"),
+        (("perturb", "--span", "nan"), "--span: expected at least 0, got nan"),
+    ],
+)
+def test_a_wrong_flag_is_2(command, run, words, sentence):
+    assert_fails(command(words[0], run, words[1:]), 2, sentence)
+
+
+def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
+    succeed(command(start, "--option", "decoder=false", "--output", "blind"))
+    refused = command(
+        start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "refused"
+    )
+    sentence = "reconstruction: expected 0 for a model without a decoder, got 0.1"
+    assert the_sentence(refused) == sentence
+    assert command("evaluate", "blind", "--json").status == 0
+
+
+def test_without_a_run_a_network_of_the_package_draws_into_this_folder(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(viz, "perturbations", lambda *_, **__: viz.canvas.new_figure(1, 1))
+    outcome = succeed(command("perturb", "--steps", 3))
+    assert outcome.out.splitlines() == list(map("plots/perturb_{}.png".format, range(10)))
+    outcome = command("reconstruct", "--per-class", 1)
+    assert (outcome.status, outcome.out) == (0, "plots/reconstructions.png\n")
+    assert (tmp_path / "plots" / "reconstructions.png").exists()

@@ -1,18 +1,27 @@
+"""Commands that train: recipes, experiments, routers and images of the user."""
+
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
+import torchcaps as tc
+from checks import column
+from data.makers import picture, write_folder
 from e2e.commands import SMALL
+from reproduction.makers import recipe_of
+from torchcaps.nn import routers as registry
 from torchcaps.tasks import Classify
-from torchcaps.training import Run
+from torchcaps.training import Run, list_recipes
 from training.makers import contents, leftovers
 
-from .conftest import RESUME, assert_fails, first_words, succeed, the_sentence
+from .conftest import RESUME, assert_fails, first_words, python_block, succeed, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -241,9 +250,9 @@ def test_folds_print_means_and_deviations(command, start, tmp_path):
     folder = tmp_path / "runs" / "capsnet-bars"
     for fold in ("fold-1", "fold-2", "fold-3"):
         assert (folder / fold / "evaluation.json").exists()
-    again = command("train", "capsnet", "--folds", 3, "--output", folder, "--resume", "--json")
-    assert again.document["mean"] == json.loads((folder / "folds.json").read_text())["mean"]
-    assert "epoch" not in again.err
+    repeat = command("train", "capsnet", "--folds", 3, "--output", folder, "--resume", "--json")
+    assert repeat.document["mean"] == json.loads((folder / "folds.json").read_text())["mean"]
+    assert "epoch" not in repeat.err
     refused = command(start, "--folds", 3, "--output", folder)
     assert refused.status == 1
     assert "there is a run or a cross-validation here already" in the_sentence(refused)
@@ -287,3 +296,91 @@ def test_a_model_without_a_control_is_refused(command, start):
     outcome = command([*start, "--control"])
     assert outcome.status == 2
     assert "--control: expected a model with a control, got capsnet" in outcome.err
+
+
+def test_the_list_names_every_recipe_with_its_cost(command):
+    outcome = succeed(command("reproduce", "--list"))
+    for name in list_recipes():
+        assert name in outcome.out
+
+
+def test_without_a_recipe_the_json_is_a_list_of_them(command):
+    experiments = command("reproduce", "--json").document
+    assert column(experiments, "name") == list_recipes()
+    for experiment in experiments:
+        assert experiment["budgets"]["small"]
+        assert experiment["rows"]
+        assert experiment["published"]
+
+
+def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path, no_plots):
+    recipe_of(tmp_path)
+    words = ("reproduce", "mine.toml", "--output", "out", "--row", "tiny")
+    outcome = succeed(command(words))
+    assert "CapsNet, tiny" in outcome.out
+    assert "error 1 %" in outcome.out
+    assert "CNN" not in outcome.out
+    assert "epoch 1/1" in outcome.err
+    assert "| mine | CapsNet, tiny | small |" in (tmp_path / "out" / "results.md").read_text()
+    repeated = command(words, "--json")
+    assert repeated.status == 0
+    assert "epoch" not in repeated.err  # it is done
+    [result] = repeated.document
+    assert result["row"] == "CapsNet, tiny"
+
+
+def test_a_wrong_command_line_is_refused_before_a_folder_is_made(command, tmp_path):
+    recipe_of(tmp_path)
+    recipe = str(tmp_path / "mine.toml")
+    for words, complaint in (
+        (("multimnis",), "unknown recipe 'multimnis'; did you mean 'multimnist'"),
+        ((recipe, "--row", "deep"), "unknown row 'deep'"),
+        ((recipe, "--budget", "hour"), "unknown budget of mine 'hour'"),
+        ((recipe, "--seeds", "0"), "--seeds: expected at least 1, got 0"),
+    ):
+        outcome = command("reproduce", words, "--output", str(tmp_path / "out"))
+        assert outcome.status == 2
+        assert complaint in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
+
+
+@pytest.fixture
+def softened(tmp_path, restore):
+    """The file of the page, imported; its name is forgotten afterwards."""
+    restore(registry.ROUTERS)
+    (tmp_path / "softened.py").write_text(python_block(PAGE), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("softened", tmp_path / "softened.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_router_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
+    options = "--option routing=softened --option temperature=1.5 --output run"
+    succeed(command(start, options.split()))
+    router = tc.load("run").class_capsules.router
+    assert isinstance(router, softened.SoftenedRouting)
+    assert router.temperature == 1.5
+    assert command("evaluate", "run").status == 0
+
+
+NARROW = "--option channels=16 --option primary_types=4 --threads 1 --no-keep-memory --shift 0"
+QUICK = ("--epochs", 1, "--batch-size", 8, NARROW.split())
+
+
+def test_names_of_classes_are_printed_and_written_safely(command, tmp_path):
+    hostile = "red \x1b[31m"
+    long_name = "x" * 250
+    write_folder(tmp_path / "own", (hostile, long_name), count=6, size=(18, 18))
+    picture((18, 18)).save(tmp_path / "own" / hostile / "plain", format="PNG")
+    trained = command("train", "capsnet", "--data", "own", QUICK, "--output", "run")
+    assert trained.status == 0, trained.err
+    outcomes = [trained, command("evaluate", "run"), command("perturb", "run", "--steps", 3)]
+    outcomes.append(command("predict", "run", f"own/{hostile}"))
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome.err
+        assert "\x1b" not in outcome.out + outcome.err
+    assert len(outcomes[2].out.split()) == 2

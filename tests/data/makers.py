@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import tarfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +36,18 @@ def needs_shared(*folders):
     return lambda test: pytest.mark.needs_data(skip(test))
 
 
+@contextmanager
+def refusal(message, error=DataError):
+    """What is inside ends in an error of one line, which matches a regular expression."""
+    with pytest.raises(error, match=message) as caught:
+        yield
+    assert str(caught.value).isprintable()
+
+
 def assert_refused(message, *source, **options):
     """Loading this set ends in one line, which matches a regular expression."""
-    with pytest.raises(DataError, match=message) as caught:
+    with refusal(message):
         load_dataset(*source, **options)
-    assert str(caught.value).isprintable()
 
 
 def idx_bytes(array):
@@ -153,11 +162,22 @@ def _folder(folder):
     return write_folder(folder / "photos", count=3)
 
 
-def _tar(folder, ending=".tar"):
-    root = _folder(folder)
-    with tarfile.open(folder / f"own{ending}", "w:gz" if ending == ".tar.gz" else "w") as archive:
-        archive.add(root, arcname=".")
-    return folder / f"own{ending}"
+def pack(root, path, inside="."):
+    """An archive of a file or a folder, compressed if its ending says so."""
+    with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
+        archive.add(root, arcname=inside)
+    return path
+
+
+def tar_bytes(members, mode="w"):
+    """An archive of these contents by name, in this order."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
 
 
 def _csv(folder):
@@ -167,11 +187,20 @@ def _csv(folder):
     return folder / "own.csv"
 
 
+def write_cifar(folder, skip=()):
+    """Batches of four images; returns the records by the name of each batch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    batches = {}
+    for seed, name in enumerate(["test_batch", *(f"data_batch_{i}" for i in range(1, 6))]):
+        batches[name] = np.random.default_rng(seed).integers(0, 256, (4, 3073), dtype=np.uint8)
+        batches[name][:, 0] %= 10
+        if name not in skip:
+            (folder / f"{name}.bin").write_bytes(batches[name].tobytes())
+    return batches
+
+
 def _cifar(folder):
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(
-            b"".join(bytes([i]) + _pixels(3072).tobytes() for i in range(2))
-        )
+    write_cifar(folder)
     return folder
 
 
@@ -197,20 +226,24 @@ def _norb(folder):
     return folder
 
 
+def write_mat(path, variables, packed=True):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(mat_bytes(variables, packed))
+    return path
+
+
 def _svhn(folder):
     for split in ("train", "test"):
         variables = {"X": _pixels(32, 32, 3, 4), "y": np.array([[1], [2], [3], [10]], np.uint8)}
-        (folder / f"{split}_32x32.mat").write_bytes(mat_bytes(variables))
+        write_mat(folder / f"{split}_32x32.mat", variables)
     return folder
 
 
 def _affnist(folder):
     fields = {"image": _pixels(1600, 4), "label_int": np.array([[1, 2, 3, 4]], np.uint8)}
     for part in ("training_and_validation_batches", "test_batches"):
-        (folder / "transformed" / part).mkdir(parents=True)
-        (folder / "transformed" / part / "1.mat").write_bytes(
-            mat_bytes({"affNISTdata": fields}, packed=False)
-        )
+        path = folder / "transformed" / part / "1.mat"
+        write_mat(path, {"affNISTdata": fields}, packed=False)
     return folder
 
 
@@ -267,8 +300,8 @@ SETS = {
     "idx": _idx,
     "idx-gz": _idx_gz,
     "folder": _folder,
-    "tar": _tar,
-    "tar-gz": lambda folder: _tar(folder, ".tar.gz"),
+    "tar": lambda folder: pack(_folder(folder), folder / "own.tar"),
+    "tar-gz": lambda folder: pack(_folder(folder), folder / "own.tar.gz"),
     "csv": _csv,
     "cifar": _cifar,
     "norb": _norb,

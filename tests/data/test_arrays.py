@@ -117,14 +117,7 @@ def test_floats_stay_floats(save, dtype):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (
-            IMAGES * 1.0,
-            r"expected float pixels in \[0, 1\], got 0 to 255; scale them, or store 0..255 as uint8",
-        ),
-        (
-            IMAGES.astype(np.int64),
-            "expected images of type uint8, uint16 or float in .*, got int64",
-        ),
+        (IMAGES.astype(np.int64), "expected images of type .*, got int64"),
         (IMAGES[:, 0], r"expected images of 3 or 4 axes, got shape \[20, 5\]"),
         (IMAGES[:19], r"labels \[20\] for images \[19, 6, 5\]"),
     ],
@@ -157,10 +150,6 @@ def test_classes_may_be_named(save):
         (
             {"labels": LABELS * 1.0},
             r"expected labels \[n\] of integers or names, got \[20\] of float64",
-        ),
-        (
-            {"labels": np.array(list("abcd"))[LABELS], "classes": np.array(list("abc"))},
-            "label -1 of image 3 lies outside the 3 classes",
         ),
     ],
 )

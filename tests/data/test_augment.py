@@ -27,6 +27,8 @@ from torchcaps.data.augment.spatial import (
     shift,
 )
 
+from .makers import refusal
+
 
 def generator(seed=0):
     return Generator().manual_seed(seed)
@@ -217,7 +219,6 @@ def test_center_crop_is_the_middle():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda images, draw: shift(images, ShiftSettings(2), draw),
         lambda images, draw: random_crop(images, 5, generator=draw),
         lambda images, draw: color_jitter(images, ColorJitterSettings(True), draw),
     ],
@@ -245,9 +246,9 @@ def test_a_cpu_generator_changes_images_on_a_gpu_alike(dtype):
 
 
 def test_an_amount_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="erase: expected between 0 and 3, got 4"):
+    with refusal("erase: expected between 0 and 3, got 4", ValueError):
         erase(torch.rand(2, 1, 3, 3), EraseSettings(4), generator())
-    with pytest.raises(ValueError, match="size: expected between 1 and 3, got 13"):
+    with refusal("size: expected between 1 and 3, got 13", ValueError):
         random_crop(torch.rand(2, 1, 3, 3), 13, generator=generator())
-    with pytest.raises(ValueError, match="size: expected between 1 and 3, got 0"):
+    with refusal("size: expected between 1 and 3, got 0", ValueError):
         center_crop(torch.rand(2, 1, 3, 3), 0)

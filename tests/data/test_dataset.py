@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchcaps.data import Dataset, masked_set
-from torchcaps.errors import DataError
+
+from .makers import refusal
 
 CLASSES = ("a", "b", "c")
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -65,7 +66,7 @@ def test_float_images_of_floats_are_themselves():
 def test_a_non_finite_pixel_names_its_image(pixel):
     images = torch.rand(4, 1, 2, 2)
     images[2, 0, 1, 1] = pixel
-    with pytest.raises(DataError, match=r"toy: image 2 \(one of 1\) holds NaN or infinite pixels"):
+    with refusal(r"toy: image 2 \(one of 1\) holds NaN"):
         make_set(images)
 
 
@@ -81,7 +82,7 @@ def test_a_non_finite_pixel_names_its_image(pixel):
 )
 def test_unsuitable_images_are_refused(images, message):
     labels = torch.zeros(len(images), dtype=torch.int64)
-    with pytest.raises(DataError, match=message):
+    with refusal(message):
         make_set(images, labels)
 
 
@@ -94,23 +95,21 @@ def test_unsuitable_images_are_refused(images, message):
     ],
 )
 def test_unsuitable_labels_are_refused(labels, message):
-    with pytest.raises(DataError, match=message):
+    with refusal(message):
         make_set(labels=labels)
 
 
 def test_unsuitable_classes_are_refused():
-    with pytest.raises(DataError, match="two classes have the same name"):
+    with refusal("two classes have the same name"):
         make_set(classes=("a", "b", "a"))
-    with pytest.raises(DataError, match="at least two classes, got a"):
+    with refusal("at least two classes, got a"):
         make_set(labels=torch.zeros(4, dtype=torch.int64), classes=("a",))
 
 
 def test_targets_belong_to_images():
-    with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, .* got \[3\]"):
+    with refusal(r"expected a 'toy' for each of 4 images, .* got \[3\]"):
         replace(make_set(), targets={"toy": torch.zeros(3)})
-    with pytest.raises(
-        DataError, match=r"a 'group' for each of 4 images, \[4\] of torch.int64, got \[3\]"
-    ):
+    with refusal(r"a 'group' for each of 4 images, \[4\] of torch.int64, got \[3\]"):
         make_set(groups=torch.zeros(3, dtype=torch.int64))
 
 

@@ -1,9 +1,7 @@
 """Fetching archives, against a server on this machine."""
 
 import hashlib
-import io
 import os
-import tarfile
 from dataclasses import replace
 
 import pytest
@@ -17,19 +15,13 @@ from torchcaps.data import (
     load_dataset,
     verify_dataset as verify,
 )
-from torchcaps.errors import DataError
 
+from .makers import refusal, tar_bytes
 from .web import CONTENT, DIGESTS, names_in
 
 
 def archive_of(files, folder="inside"):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"{folder}/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return stream.getvalue()
+    return tar_bytes({f"{folder}/{name}": data for name, data in files.items()}, "w:gz")
 
 
 @pytest.mark.parametrize("sha256", [DIGESTS, dict.fromkeys(CONTENT)])
@@ -43,9 +35,6 @@ def test_only_the_files_of_the_set_are_unpacked(tmp_path, server, register, sha2
     folder = fetch_dataset("toy", tmp_path)
     assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
     assert names_in(tmp_path) == ["big", "small"]
-    server.requests.clear()
-    fetch_dataset("toy", tmp_path)
-    assert server.requests == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the client of the test is a shell script")
@@ -67,7 +56,7 @@ def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, 
         folder = fetch_dataset("toy", cache)
         assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
         return
-    with pytest.raises(DataError, match=reason):
+    with refusal(reason):
         fetch_dataset("toy", cache)
     assert names_in(cache) == []
 
@@ -75,7 +64,7 @@ def test_a_package_is_downloaded_by_its_client(tmp_path, register, monkeypatch, 
 def test_a_machine_without_the_client_says_so(tmp_path, register, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     register(Archive("npm:toy@1", "package", "0" * 64))
-    with pytest.raises(DataError, match="npm:toy@1: npm is not installed"):
+    with refusal("npm:toy@1: npm is not installed"):
         fetch_dataset("toy", tmp_path)
 
 
@@ -104,25 +93,24 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
         (
             archive_of(CONTENT),
             "0" * 64,
-            r"the bytes are not the published ones \(SHA-256 differs\)",
+            "the bytes are not the published ones",
         ),
         (archive_of({"big": CONTENT["big"]}), None, "unusable archive .*small"),
         (
             archive_of({**CONTENT, "big": b"x"}),
             None,
-            r"big: the bytes are not the published ones \(SHA-256",
+            "big: the bytes are not the published ones",
         ),
         (archive_of(CONTENT)[:1_000_000], None, "unusable archive"),
-        (b"no archive", None, "unusable archive"),
     ],
-    ids=["other bytes", "a missing file", "a wrong file", "cut", "no archive"],
+    ids=["other bytes", "a missing file", "a wrong file", "cut"],
 )
 def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, reason):
     server.files["/toy.tar.gz"] = data
     register(
         Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.sha256(data).hexdigest())
     )
-    with pytest.raises(DataError, match=reason):
+    with refusal(reason):
         fetch_dataset("toy", tmp_path)
     assert names_in(tmp_path) in ([], ["big"]), "only a whole, verified file may stay"
 
@@ -141,7 +129,7 @@ def test_a_rendering_is_made_in_the_cache(tmp_path, register):
     register(Rendering(lambda folder, progress: None))
     assert fetch_dataset("toy", tmp_path) == folder  # what is there is not made again
     (folder / "small").unlink()
-    with pytest.raises(DataError, match="could not fetch small"):
+    with refusal("could not fetch small"):
         fetch_dataset("toy", tmp_path)
 
 
@@ -158,7 +146,5 @@ def test_a_derived_set_is_fetched_and_verified_as_its_base(tmp_path, server, reg
 
 def test_a_set_without_sources_names_its_page(tmp_path, register):
     register()
-    with pytest.raises(
-        DataError, match=r"no address is known\); get them from none and put them into .*/toy$"
-    ):
+    with refusal(r"no address is known\); get them from none and put them into .*/toy$"):
         fetch_dataset("toy", tmp_path)

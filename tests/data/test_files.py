@@ -12,7 +12,7 @@ import torch
 from torchcaps.data import DiskDataset, entries, files, load_dataset
 from torchcaps.errors import DataError
 
-from .makers import assert_refused, picture
+from .makers import assert_refused, picture, refusal
 
 SIZES = [(40, 30), (17, 23), (60, 64)]
 
@@ -77,22 +77,22 @@ def test_nothing_is_decoded_before_it_is_needed(folder):
     for file in folder.glob("*/*"):
         file.write_bytes(b"damaged")
     part = images.train_val_split(0.4)[0].cropped(5).resized(None, 1).subset([0])
-    with pytest.raises(DataError, match="not an image, or a damaged one"):
+    with refusal("not an image, or a damaged one"):
         part.float_images()
 
 
 def test_images_of_several_sizes_need_a_size(folder):
     images = on_disk(folder, img_size=None)
-    with pytest.raises(DataError, match=r"1\.jpg: expected an image of 40 × 30 .* got 17 × 23"):
+    with refusal(r"1\.jpg: expected an image of 40 × 30 .* got 17 × 23"):
         images.float_images()
     assert images.resized(8, None).float_images().shape == (14, 3, 8, 8)
 
 
 def test_a_cropped_set_is_not_resized_and_a_crop_must_fit(folder):
     images = on_disk(folder)
-    with pytest.raises(DataError, match="before the crop"):
+    with refusal("before the crop"):
         images.cropped(4).resized(6, None)
-    with pytest.raises(ValueError, match="crop"):
+    with refusal("crop", ValueError):
         images.cropped(9)
 
 
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy(folder, monkeypatch):
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(files, "decode_image", lambda *_, **__: kill(_))
-    with pytest.raises(DataError, match="own: a process that decodes images was ended .*--workers"):
+    with refusal("own: a process that decodes images was ended .*--workers"):
         streamed(images, [[0], [1], [2]])
 
 
@@ -173,8 +173,6 @@ def test_a_fingerprint_tells_files_apart_without_decoding_them(folder, tmp_path)
     file = folder / "cat" / "4.jpg"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + b"\0")  # same size
-    assert fingerprint() != original
-    file.write_bytes(content + b"\0")
     assert fingerprint() != original
     file.write_bytes(content)
     assert fingerprint() == original

@@ -55,22 +55,8 @@ def npz_of_zeros(folder):
 
 
 @hostile
-def npz_member_that_says_four_gib(folder):
-    member = npy((8, 1 << 14, 1 << 14))
-    path = zipped(folder, member)
-    size = struct.pack("<I", len(member))
-    path.write_bytes(path.read_bytes().replace(size, struct.pack("<I", 0xFFFFFFF0)))
-    return path
-
-
-@hostile
 def npz_header_of_four_gib(folder):
     return zipped(folder, b"\x93NUMPY\2\0\xff\xff\xff\xff" + bytes(MIB))
-
-
-@hostile
-def npz_header_of_brackets(folder):
-    return zipped(folder, b"\x93NUMPY\1\0" + struct.pack("<H", 9000) + b"[" * 9000)
 
 
 @hostile
@@ -87,13 +73,6 @@ def npy_sparse(folder):
     os.truncate(folder / "a.npy", BOMB + 128)
     np.save(folder / "a_labels.npy", LABELS)
     return folder / "a.npy"
-
-
-@hostile
-def csv_sparse(folder):
-    (folder / "a.csv").write_text("file,label\n")
-    os.truncate(folder / "a.csv", BOMB)
-    return folder / "a.csv"
 
 
 @hostile
@@ -148,11 +127,6 @@ def tar_sparse_member(folder):
 @hostile
 def tar_gz_member(folder):
     return packed_tar(folder, tar_header())
-
-
-@hostile
-def tar_gz_name(folder):
-    return packed_tar(folder, tar_header(tarfile.GNUTYPE_LONGNAME))
 
 
 @pytest.mark.parametrize("name", FILES)

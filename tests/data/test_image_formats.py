@@ -8,53 +8,30 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
-from torch import nn
 
 from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.images import FORMATS, SUFFIXES
-from torchcaps.errors import DataError
-from torchcaps.explorer.pictures import read_picture
-from torchcaps.reporting import predict
+from torchcaps.explorer.session import read_picture
 
-from .makers import picture
+from .makers import picture, refusal
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n"
 PREPROCESS = Preprocess((8, 8), 1)
 
 
-def by_predict(folder):
-    class Model(nn.Module):
-        classes = ("a", "b")
-        preprocess = PREPROCESS
-
-        def forward(self, images):
-            return torch.zeros(len(images), 2)
-
-    (folder / "photo.png").write_bytes(POSTSCRIPT)
-    predict(Model(), [folder])
-
-
-def by_explorer(folder):
-    read_picture(POSTSCRIPT, PREPROCESS)
-
-
-READERS = {"predict": by_predict, "explorer": by_explorer}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_no_program_is_started(tmp_path, monkeypatch, reader):
+@pytest.mark.parametrize(
+    "read", [PREPROCESS, lambda file: read_picture(file.read_bytes(), PREPROCESS)]
+)
+def test_no_program_is_started(tmp_path, monkeypatch, read):
     ghostscript = tmp_path / "bin" / "gs"
     ghostscript.parent.mkdir()
     ghostscript.write_text(f"#!/bin/sh\necho started > {tmp_path / 'marker'}\n")
     ghostscript.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ghostscript.parent}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "files").mkdir()
-    with pytest.raises(
-        DataError, match="not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"
-    ):
-        READERS[reader](tmp_path / "files")
+    (tmp_path / "photo.png").write_bytes(POSTSCRIPT)
+    with refusal("not an image, or a damaged one; expected BMP, GIF, JPEG, PNG, PPM, TIFF"):
+        read(tmp_path / "photo.png")
     assert not (tmp_path / "marker").exists()
 
 
@@ -62,9 +39,7 @@ def test_no_program_is_started(tmp_path, monkeypatch, reader):
 def test_another_format_is_refused(kind):
     stream = io.BytesIO()
     picture((16, 16)).convert("1" if kind in ("MSP", "XBM") else "RGB").save(stream, kind)
-    with pytest.raises(
-        DataError, match=r"photo\.png: not an image, or a damaged one; expected BMP"
-    ):
+    with refusal(r"photo\.png: not an image, or a damaged one; expected BMP"):
         decode_image(stream.getvalue(), name="photo.png")
 
 

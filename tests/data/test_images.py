@@ -15,7 +15,7 @@ from torchcaps.data.images import is_gray
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
-from .makers import picture
+from .makers import picture, refusal
 
 PIXEL = torch.zeros(3, 1, 1, dtype=torch.uint8)
 
@@ -69,7 +69,7 @@ def test_float_gray_is_scaled():
     in_range = Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32))
     assert decode(encoded(in_range, "TIFF"))[..., 0].tolist() == [[0, 128, 255]]
     beyond = Image.fromarray(np.array([[0.0, 9.0]], dtype=np.float32))
-    with pytest.raises(DataError, match=r"x\.tif: expected float pixels in \[0, 1\], got 0 to 9"):
+    with refusal(r"x\.tif: expected float pixels in \[0, 1\], got 0 to 9"):
         decode_image(encoded(beyond, "TIFF"), name="x.tif")
 
 
@@ -129,7 +129,7 @@ def test_channels_asked_for():
     assert decode_image(red, in_chans=1).unique().tolist() == [76]  # 0.299 · 255
     gray = encoded(picture(color=False))
     assert torch.equal(decode_image(gray, in_chans=3), decode_image(gray).expand(3, -1, -1))
-    with pytest.raises(DataError, match="in_chans: images of 3 channels cannot be turned into 2"):
+    with refusal("in_chans: images of 3 channels cannot be turned into 2"):
         decode_image(red, in_chans=2)
 
 
@@ -168,9 +168,9 @@ def test_damage_gives_an_error_or_a_picture_never_another_exception(kind, draw):
 
 def test_not_an_image_and_no_file(tmp_path):
     (tmp_path / "a.png").write_bytes(b"hello")
-    with pytest.raises(DataError, match=r"a\.png: not an image, or a damaged one"):
+    with refusal(r"a\.png: not an image, or a damaged one"):
         decode_image(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"b\.png: no such image file"):
+    with refusal(r"b\.png: no such image file"):
         decode_image(tmp_path / "b.png")
 
 
@@ -180,7 +180,7 @@ def test_a_decompression_bomb_is_refused(side):
     header = b"IHDR" + struct.pack(">II", side, side) + small[24:29]
     checksum = struct.pack(">I", zlib.crc32(header))
     bomb = small[:12] + header + checksum + small[33:]
-    with pytest.raises(DataError, match=r"bomb\.png: more than [0-9,]+ pixels, refused"):
+    with refusal(r"bomb\.png: more than [0-9,]+ pixels, refused"):
         decode_image(bomb, name="bomb.png")
 
 
@@ -218,13 +218,6 @@ def test_a_jpeg_is_decoded_at_twice_its_target_or_more(monkeypatch):
     for side in (500, 121, 120, 61, 60, 8):
         decode_image(contents, side)
     assert sizes == [(640, 480), (640, 480), (320, 240), (320, 240), (160, 120), (80, 60)]
-
-
-def test_a_jpeg_that_is_not_resized_much_and_other_formats_are_decoded_whole():
-    image = smooth_picture(96, 128)
-    for contents in (encoded(image, "JPEG"), encoded(image, "PNG"), encoded(image, "WEBP")):
-        size = 60 if contents[:2] == b"\xff\xd8" else 10
-        assert torch.equal(decode_image(contents, size).float(), decode_fully(contents, size))
 
 
 def test_an_open_image_of_the_caller_stays_as_it_is():

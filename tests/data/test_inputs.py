@@ -13,7 +13,7 @@ from torchcaps.data import Preprocess
 from torchcaps.data.inputs import list_inputs
 from torchcaps.errors import DataError
 
-from .makers import picture
+from .makers import pack, picture
 
 PREPROCESS = Preprocess((8, 6), 3)
 
@@ -63,9 +63,7 @@ def test_an_archive_is_read_file_by_file(tmp_path, ending):
     folder = write_tree(tmp_path / "own")
     (folder / ".hidden").mkdir()
     picture().save(folder / ".hidden" / "1.png")
-    archive = tmp_path / f"own{ending}"
-    with tarfile.open(archive, f"w:{ending[5:]}") as file:
-        file.add(folder, "own")
+    archive = pack(folder, tmp_path / f"own{ending}", "own")
     contents = {
         element.name.removeprefix(f"{archive}:own/"): element.source
         for element in list_inputs(archive, PREPROCESS)
@@ -80,8 +78,8 @@ def test_an_archive_cut_short_gives_what_is_whole_and_an_error(tmp_path):
     with tarfile.open(tmp_path / "own.tar", "w", format=tarfile.USTAR_FORMAT) as file:
         for name in ("9.jpg", "10.png"):
             file.add(folder / name, name)
-    whole = (tmp_path / "own.tar").read_bytes()
-    (tmp_path / "own.tar").write_bytes(whole[:2100])
+    archive_bytes = (tmp_path / "own.tar").read_bytes()
+    (tmp_path / "own.tar").write_bytes(archive_bytes[:2100])
     first, last = list_inputs(tmp_path / "own.tar", PREPROCESS)
     assert first.source == (folder / "9.jpg").read_bytes()
     assert "own.tar: cannot be read (ReadError: unexpected end" in str(last.source)

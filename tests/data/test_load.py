@@ -19,7 +19,7 @@ from torchcaps.data import (
 from torchcaps.data.preprocess import PREPROCESSES
 from torchcaps.errors import DataError, UnknownNameError
 
-from .makers import SHARED, assert_refused, needs_shared, write_idx_set
+from .makers import SHARED, assert_refused, needs_shared, refusal, write_idx_set
 
 
 @pytest.mark.parametrize("name", list_datasets())
@@ -93,9 +93,9 @@ def test_a_name_wins_over_a_path(tmp_path, monkeypatch):
     ("name", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: affine-digits,")]
 )
 def test_an_unknown_name_suggests_others(name, hint):
-    with pytest.raises(UnknownNameError, match=f"unknown data set '{name}'; {hint}"):
+    with refusal(f"unknown data set '{name}'; {hint}", UnknownNameError):
         load_dataset(name)
-    with pytest.raises(UnknownNameError, match=hint):
+    with refusal(hint, UnknownNameError):
         dataset_info(name)
 
 
@@ -167,5 +167,5 @@ def test_a_format_of_signals_is_one_file(tmp_path):
         preprocess = signals.preprocess(signals.img_size, signals.in_chans)
         assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
         assert not preprocess.is_picture
-        with pytest.raises(ValueError, match="'signals' is registered already"):
+        with refusal("'signals' is registered already", ValueError):
             type("Again", (Preprocess,), {}, kind="signals")

@@ -8,17 +8,19 @@ import pytest
 import torch
 
 from torchcaps.data import Dataset, load_dataset, match_classes
-from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
+from torchcaps.errors import ArgumentError, DamagedImageError, MissingSplitError
 
 from .makers import (
+    SETS,
     SIGN_PATTERN,
     assert_refused,
+    pack,
     picture,
+    refusal,
     write_folder,
     write_medmnist,
     write_sign_folder,
 )
-from .test_tar import pack
 
 
 def tracks(images):
@@ -109,7 +111,7 @@ def test_the_official_validation_split_of_folders(tmp_path, validation):
 def test_validation_beside_training_alone_is_the_test_split(tmp_path):
     root = write_folder(tmp_path / "own", count=3, levels=("train", "val"))
     assert len(load_dataset(root, "test")) == 6
-    with pytest.raises(MissingSplitError, match="own: no image of the 'val' split"):
+    with refusal("own: no image of the 'val' split", MissingSplitError):
         load_dataset(root, "val")
 
 
@@ -121,16 +123,11 @@ def test_the_layout_of_medmnist(tmp_path):
         assert images.labels.tolist() == arrays[f"{split}_labels"].flatten().tolist()
 
 
-@pytest.mark.parametrize("name", ["digits", "own", "own.npz", "own.csv", "own.tar"])
-def test_other_sets_have_no_official_validation_split(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    root = write_folder(tmp_path / "own")
-    np.savez("own.npz", images=np.zeros((8, 4, 4), np.uint8), labels=np.arange(8) % 2)
-    rows = "".join(f"own/{label}/{i}.png,{label}\n" for label in ("cat", "dog") for i in range(5))
-    (tmp_path / "own.csv").write_text("file,label\n" + rows)
-    pack(root, tmp_path / "own.tar")
-    with pytest.raises(MissingSplitError, match="'val' split"):
-        load_dataset(name, "val")
+@pytest.mark.parametrize("kind", [None, "folder", "npz", "csv", "tar"])
+def test_other_sets_have_no_official_validation_split(tmp_path, kind):
+    source = SETS[kind](tmp_path) if kind else "digits"
+    with refusal("'val' split", MissingSplitError):
+        load_dataset(source, "val")
 
 
 def write_rows(folder, header, rows, count=12):
@@ -191,13 +188,12 @@ def test_several_columns_of_labels_of_which_one_may_be_empty(tmp_path):
     ("labels", "message"),
     [
         ([[-1, 0], [0, 1]], "expected labels of 0 and 1"),
-        ([[0, 1, 1], [1, 0, 1]], r"a 'labels' for each of 2 images, \[2, 2\] of .*, got \[2, 3\]"),
         ([[1, 1], [0, 0]], "one or more 1 for each image"),
     ],
 )
 def test_unsuitable_rows_of_labels_are_refused(labels, message):
     pixels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
-    with pytest.raises(DataError, match=message):
+    with refusal(message):
         Dataset(pixels, {"labels": torch.tensor(labels)}, ("a", "b"), "own")
 
 
@@ -232,7 +228,7 @@ def test_damaged_files_of_both_splits_are_named_at_once_or_left_out(tmp_path, as
         file.write_bytes(file.read_bytes()[:50])
     if as_archive:
         path = pack(path, tmp_path / "a.tar.gz")
-    with pytest.raises(DamagedImageError, match=r"2 of 20 .*train/cat/0.png.*test/dog/4.png"):
+    with refusal(r"2 of 20 .*train/cat/0.png.*test/dog/4.png", DamagedImageError):
         load_dataset(path)
     for split in ("train", "test"):
         images = load_dataset(path, split, skip_damaged=True)
@@ -270,7 +266,7 @@ def test_images_on_disk_leave_out_damaged_ones(tmp_path):
 )
 def test_an_unsuitable_pattern_is_refused(tmp_path, pattern, message):
     root = write_folder(tmp_path / "own")
-    with pytest.raises(ArgumentError, match=message):
+    with refusal(message, ArgumentError):
         load_dataset(root, group_pattern=pattern)
 
 
@@ -282,7 +278,7 @@ def test_an_option_without_a_meaning_is_refused(tmp_path, monkeypatch, data, opt
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "own")
     write_medmnist(tmp_path / "own.npz")
-    with pytest.raises(ArgumentError, match=f"^{option}: expected .*csv.*, got "):
+    with refusal(f"^{option}: expected .*csv.*, got ", ArgumentError):
         load_dataset(data, **{option: "(x)"})
-    with pytest.raises(ArgumentError, match="unknown option 'skip'; did you mean 'skip_damaged'"):
+    with refusal("unknown option 'skip'; did you mean 'skip_damaged'", ArgumentError):
         load_dataset(data, skip=True)

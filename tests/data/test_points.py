@@ -15,9 +15,8 @@ from torchcaps.data import (
 )
 from torchcaps.data.inputs import list_inputs
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
-from torchcaps.errors import DataError
 
-from .makers import assert_refused
+from .makers import assert_refused, refusal
 
 RANDOM = np.random.RandomState(0)
 SETS = RANDOM.normal(size=(10, 6, 2)) * 7 + 100
@@ -54,15 +53,13 @@ def test_splits_of_a_file_are_read(tmp_path):
     assert len(load_dataset(tmp_path / "two.npz")) == 7
     test = load_dataset(tmp_path / "two.npz", "test")
     torch.testing.assert_close(test.images, standardized_points("x", SETS[7:]))
-    np.savez(tmp_path / "one.npz", points_train=SETS[:7])
-    assert_refused("expected the arrays .* got points_train", tmp_path / "one.npz", "test")
 
 
 @pytest.mark.parametrize(
     ("points", "message"),
     [
         (SETS[:, :1], r"got \[n=10, points=1, coordinates=2\]"),
-        (np.where(SETS > 115, np.inf, SETS), "holds NaN or infinite coordinates"),
+        (np.where(SETS > 115, np.inf, SETS), "set 0 .* holds NaN"),
         (
             np.array([[[2, 2], [2, 2]], [[0, 1], [1, 1]]]),
             "the points of set 0 all lie in one place",
@@ -91,16 +88,12 @@ def test_points_are_not_resized():
     planes = make_planes(2)
     assert torch.equal(planes.resized((256, 1), 2).images, planes.images)
     for size, channels in ((28, None), (None, 3), ((200, 1), 2)):
-        with pytest.raises(
-            DataError, match="got 256 points in 2 dimensions each; sets of points are not resized"
-        ):
+        with refusal("got 256 points in 2 dimensions each; sets of points are not resized"):
             planes.resized(size, channels)
     assert_refused("not resized", "planes", img_size=28)
-    with pytest.raises(DataError, match="holds NaN"):
+    with refusal("holds NaN"):
         point_set(torch.full((1, 2, 4, 1), float("nan")), "mine")
-    with pytest.raises(
-        DataError, match=r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"
-    ):
+    with refusal(r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"):
         point_set(torch.zeros(1, 4, 4, 1), "mine")
 
 
@@ -133,7 +126,7 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
     ):
-        with pytest.raises(DataError, match=message):
+        with refusal(message):
             preprocess(points)
-    with pytest.raises(DataError, match="expected img_size"):
+    with refusal("expected img_size"):
         Preprocess.from_dict({"img_size": [6, 1], "in_chans": 2, "kind": "sounds"})

@@ -1,7 +1,6 @@
 """Sizes that are checked before memory is taken, errors of one sentence, only regular files."""
 
 import os
-import pickle
 import struct
 import zipfile
 
@@ -10,10 +9,10 @@ import pytest
 
 from torchcaps import load
 from torchcaps.data import decode_image, entries, load_dataset, read_idx, reading
-from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
-from torchcaps.training import Run, load_recipe
+from torchcaps.errors import DataError, TorchcapsError
+from torchcaps.training import Run
 
-from .makers import SETS, assert_refused, picture, write_folder
+from .makers import SETS, assert_refused, picture, refusal, write_folder
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_the_limit_itself_is_allowed_and_one_byte_more_is_not(tmp_path, monkeypa
     monkeypatch.setattr(reading, "FLOOR", 1000)
     (tmp_path / "a").touch()
     reading.check_memory(tmp_path / "a", 1000)
-    with pytest.raises(DataError, match="a: it asks for"):
+    with refusal("a: it asks for"):
         reading.check_memory(tmp_path / "a", 1001)
 
 
@@ -102,7 +101,7 @@ def test_decoded_images_count_together(tmp_path):
         max_bytes=num_bytes - 1,
     )
     for path in (SETS["npz"](tmp_path), root):
-        with pytest.raises(ValueError, match="max_bytes: expected at least 1"):
+        with refusal("max_bytes: expected at least 1", ValueError):
             load_dataset(path, max_bytes=0)
 
 
@@ -126,13 +125,14 @@ def test_masks_count_together(tmp_path):
 
 
 def test_ten_thousand_classes_are_enough(tmp_path):
-    for count, key in ((10_000, "labels"), (10_001, "labels"), (10_001, "names")):
-        labels = np.arange(count) if key == "labels" else np.arange(count).astype(str)
-        np.savez(tmp_path / "own.npz", x_train=np.zeros((count, 1, 1), np.uint8), y_train=labels)
+    path = tmp_path / "own.npz"
+    for count, dtype in ((10_000, int), (10_001, int), (10_001, str)):
+        labels = np.arange(count).astype(dtype)
+        np.savez(path, x_train=np.zeros((count, 1, 1), np.uint8), y_train=labels)
         if count == 10_000:
-            assert load_dataset(tmp_path / "own.npz").num_classes == count
-            continue
-        assert_refused("expected at most 10,000 classes, got 10,001", tmp_path / "own.npz")
+            assert load_dataset(path).num_classes == count
+        else:
+            assert_refused("expected at most 10,000 classes, got 10,001", path)
 
 
 # Errors.
@@ -154,48 +154,24 @@ def test_the_cause_is_kept(tmp_path):
 )
 def test_errors_of_every_kind_are_one_sentence(error):
     with (
-        pytest.raises(DataError, match=r"^a\.bin: cannot be read \(.+\)$"),
+        refusal(r"^a\.bin: cannot be read \(.+\)$"),
         reading.read_errors("a.bin"),
     ):
         raise error
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a\nb\r\n  c", "a b c"),
-        ("tab\there", "tab here"),
-        ("\x1b[31mred\x00\u202e\udcff", "\\x1b[31mred\\x00\\u202e\\udcff"),
-        ("größe 2 × 3 …", "größe 2 × 3 …"),
-    ],
-)
-def test_messages_are_one_printable_line(text, line):
-    assert str(DataError(text)) == one_line(text) == line
-    assert pickle.loads(pickle.dumps(RunError(text))).args == (line,)
-
-
-def test_long_messages_keep_both_ends():
-    message = str(TorchcapsError("begin " + "\x01" * 10**6 + " end"))
-    assert len(message) <= LONGEST
-    assert message.startswith("begin ")
-    assert message.endswith(" end")
-
-
 # Only regular files.
 
 
-@pytest.mark.parametrize(
-    "name", ["run/config.json", "model.safetensors", "own.toml", "photo.png", "a.idx"]
-)
+@pytest.mark.parametrize("name", ["run/config.json", "model.safetensors", "photo.png", "a.idx"])
 def test_a_fifo_is_never_read(tmp_path, name):
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / name)
     readers = {
         "run/config.json": lambda path: Run.open(path.parent).config,
         "model.safetensors": load,
-        "own.toml": lambda path: load_recipe(str(path)),
         "photo.png": decode_image,
         "a.idx": read_idx,
     }
-    with pytest.raises(TorchcapsError, match="expected a regular file, got a FIFO or a device"):
+    with refusal("expected a regular file, got a FIFO or a device", TorchcapsError):
         readers[name](tmp_path / name)

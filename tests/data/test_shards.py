@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 
 import pytest
 import torch
 
 from torchcaps.data import DiskDataset, load_dataset
-from torchcaps.errors import ArgumentError, DataError
 
-from .makers import assert_refused, picture, write_folder
+from .makers import assert_refused, pack, picture, refusal, tar_bytes, write_folder
 
 
 def encoded(index):
@@ -22,14 +20,8 @@ def encoded(index):
 
 
 def write_shard(path, members):
-    """An archive of these contents by name, in this order."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
+    path.write_bytes(tar_bytes(members))
 
 
 def samples(indices, label_ending="cls"):
@@ -92,8 +84,6 @@ def test_images_of_one_group_stay_on_one_side(shards, storage):
     groups = [set(images.targets["object"].tolist()) for images in splits]
     assert [len(images) for images in splits] == [10, 2]  # 0000 to 0009, 0010 and 0011
     assert not groups[0] & groups[1]
-    with pytest.raises(ArgumentError, match=r"to match every path, got 'part/0000\.jpg'"):
-        load_dataset(shards, group_pattern="track (.*)")
 
 
 def test_a_single_shard_is_a_set(shards):
@@ -112,19 +102,15 @@ def test_batches_of_shards_are_the_same_with_workers(shards):
 @pytest.mark.parametrize("storage", ["memory", "auto", "disk"])
 def test_a_plain_archive_of_class_folders_reads_as_its_folder(tmp_path, storage):
     root = write_folder(tmp_path / "own")
-    with tarfile.open(tmp_path / "own.tar", "w") as archive:
-        archive.add(root, arcname=".")
-    images = load_dataset(tmp_path / "own.tar", storage=storage)
+    images = load_dataset(pack(root, tmp_path / "own.tar"), storage=storage)
     assert isinstance(images, DiskDataset) is (storage == "disk")
     assert torch.equal(images.float_images(), load_dataset(root).float_images())
 
 
 def test_a_compressed_archive_cannot_stay_on_disk(tmp_path):
-    root = write_folder(tmp_path / "own")
-    with tarfile.open(tmp_path / "own.tar.gz", "w:gz") as archive:
-        archive.add(root, arcname=".")
-    assert len(load_dataset(tmp_path / "own.tar.gz", storage="auto")) == 8
-    assert_refused(r"own\.tar\.gz: cannot stay on disk", tmp_path / "own.tar.gz", storage="disk")
+    path = pack(write_folder(tmp_path / "own"), tmp_path / "own.tar.gz")
+    assert len(load_dataset(path, storage="auto")) == 8
+    assert_refused(r"own\.tar\.gz: cannot stay on disk", path, storage="disk")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +125,7 @@ def test_a_compressed_archive_cannot_stay_on_disk(tmp_path):
 )
 def test_a_faulty_sample_is_named(tmp_path, members, message):
     write_shard(tmp_path / "own" / "a.tar", samples(range(6)) | members)
-    with pytest.raises(DataError, match=message):
+    with refusal(message):
         load_dataset(tmp_path / "own", "train")
         load_dataset(tmp_path / "own", "test")
 
@@ -148,8 +134,8 @@ def test_an_archive_that_became_shorter_or_vanished_is_named(shards):
     images = load_dataset(shards, img_size=8, storage="disk", workers=0)
     shard = shards / "shard-1.tar"
     shard.write_bytes(shard.read_bytes()[:2000])
-    with pytest.raises(DataError, match=r"shard-1\.tar:.* truncated archive"):
+    with refusal(r"shard-1\.tar:.* truncated archive"):
         images.float_images()
     shard.unlink()
-    with pytest.raises(DataError, match=r"shard-1\.tar: cannot be read \(No such file"):
+    with refusal(r"shard-1\.tar: cannot be read \(No such file"):
         images.float_images()

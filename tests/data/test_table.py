@@ -3,9 +3,8 @@ import pytest
 from PIL import Image
 
 from torchcaps.data import ReadRequest, load_dataset, read_table
-from torchcaps.errors import DataError
 
-from .makers import assert_refused, picture
+from .makers import assert_refused, picture, refusal
 
 
 def write_table(tmp_path, text, count=10):
@@ -48,32 +47,19 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
         ),
         ("", ": no column 'file'; .* got an empty file"),
         (
-            "file,label\n" + rows(3) + "pictures/99.png,cat\n",
-            r" line 5: no such file .*pictures/99\.png",
-        ),
-        (
-            "file,label\n" + rows(2) + "pictures/2.png,\n",
-            r" line 4: expected a label, or different ones, for pictures/2\.png",
-        ),
-        (
             "file,label,split\n" + rows(2, lambda i: ",dev"),
             " line 2: expected split 'train', 'val' or 'test', got 'dev'",
-        ),
-        (
-            "file,label,split\n" + rows(4, lambda i: ",test"),
-            ": expected at least two classes to train on, got none",
         ),
     ],
 )
 def test_an_unsuitable_table_is_refused(tmp_path, text, message):
     path = write_table(tmp_path, text)
-    name = path.stem if "classes" in message else path
-    assert_refused(f"{name}{message}", path)
+    assert_refused(f"{path}{message}", path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = write_table(tmp_path, "")
     path.write_bytes(b"file,label\n\xff\xfe,x\n")
     assert_refused(f"{path}: cannot be read as a CSV", path)
-    with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
+    with refusal(r"nowhere\.csv: cannot be read"):
         read_table(tmp_path / "nowhere.csv", ReadRequest("train"))

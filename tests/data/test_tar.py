@@ -1,19 +1,11 @@
 """Archives read as the folder that they hold, without extracting anything."""
 
-import tarfile
-
 import pytest
 import torch
 
 from torchcaps.data import load_dataset
 
-from .makers import assert_refused, picture, write_folder
-
-
-def pack(root, path, inside="."):
-    with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
-        archive.add(root, arcname=inside)
-    return path
+from .makers import assert_refused, pack, picture, write_folder
 
 
 @pytest.mark.parametrize("levels", [("",), ("train", "test")])

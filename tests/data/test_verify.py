@@ -1,11 +1,10 @@
 import gzip
 
-import pytest
-
 from torchcaps.data import Mirror, fetch_dataset, verify_dataset as verify
 from torchcaps.data.sets.mnist import FOLDER
-from torchcaps.errors import DataError, UnknownNameError
+from torchcaps.errors import UnknownNameError
 
+from .makers import refusal
 from .web import CONTENT
 
 
@@ -13,13 +12,13 @@ def test_an_embedded_set_is_not_fetched(tmp_path):
     assert fetch_dataset("digits", tmp_path) == FOLDER
     assert all(check.ok for check in verify("digits"))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UnknownNameError, match="did you mean 'mnist'"):
+    with refusal("did you mean 'mnist'", UnknownNameError):
         fetch_dataset("minst", tmp_path)
 
 
 def test_a_set_that_is_nowhere_is_not_verified(tmp_path, register):
     register(Mirror("http://127.0.0.1:9/"))
-    with pytest.raises(DataError, match="torchcaps data fetch toy"):
+    with refusal("torchcaps data fetch toy"):
         verify("toy", tmp_path, tmp_path)
 
 

@@ -23,7 +23,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tasks.makers import batch_of
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.explorer import Session, overlay, worker as queue
+from torchcaps.explorer import Session, app as queue, overlay
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.explorer.views import infer
 from torchcaps.models import create_model

@@ -9,8 +9,8 @@ from PIL import Image
 
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
-from torchcaps.explorer import VIEWS, Motion, Session, open_views, overlay, pictures
-from torchcaps.explorer.pictures import move, read_picture
+from torchcaps.explorer import VIEWS, Motion, Session, open_views, overlay, session as pictures
+from torchcaps.explorer.session import move, read_picture
 from torchcaps.models import create_model
 from torchcaps.nn import record_routing
 

@@ -15,8 +15,8 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 
 from starlette.exceptions import HTTPException
 
-from torchcaps.explorer import Session, app, worker
-from torchcaps.explorer.worker import Worker
+from torchcaps.explorer import Session, app
+from torchcaps.explorer.app import Worker
 
 from .conftest import SIZE, client_of, run
 
@@ -87,7 +87,7 @@ def test_the_newest_of_a_stream_takes_the_place_of_the_older_one():
 
 
 def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it(monkeypatch):
-    monkeypatch.setattr(worker, "MAX_WAITING", 2)
+    monkeypatch.setattr(app, "MAX_WAITING", 2)
     requests = [("1", "a"), ("2", "b"), ("late", "c"), ("2", "d"), ("", "e")]
     answers, passes = answer_all(Worker(), requests)
     assert answers == ["A", None, HTTPException, "D", HTTPException]
@@ -95,7 +95,7 @@ def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it(monkeypatch
 
 
 def test_requests_that_one_pass_can_answer_leave_the_queue_together(monkeypatch):
-    monkeypatch.setattr(worker, "MAX_BATCH", 3)
+    monkeypatch.setattr(app, "MAX_BATCH", 3)
     requests = [(str(k), "a", True) for k in range(5)]
     answers, passes = answer_all(Worker(), [*requests, ("x", "b"), ("y", "c", True)])
     assert answers == ["A"] * 5 + ["B", "C"]
@@ -239,7 +239,7 @@ def test_a_request_that_made_room_gets_no_error(session, images):
 def test_a_busy_server_says_so(session, images, monkeypatch):
     monkeypatch.setattr(app, "MAX_FILES", 0)
     client = client_of(session)
-    monkeypatch.setattr(worker, "MAX_WAITING", 0)
+    monkeypatch.setattr(app, "MAX_WAITING", 0)
     response = client.post("/api/infer", json=make_body(images[0]))
     assert response.status_code == 503
     assert response.json() == {"error": "the server is busy; try again in a moment"}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("device.cpp")
+SOURCES = (SOURCE, SOURCE.with_name("graph.hpp"))
 NAME = "fakecuda_device"
 
 
@@ -26,7 +27,8 @@ def missing_tool() -> str:
 
 def library_path(version: str) -> Path:
     """Where the library for a version of torch is, whether it is built or not."""
-    content = SOURCE.read_bytes() + version.encode() + sys.version.encode()
+    content = b"".join(source.read_bytes() for source in SOURCES)
+    content += version.encode() + sys.version.encode()
     digest = hashlib.blake2b(content, digest_size=6).hexdigest()
     return SOURCE.parent / "build" / digest / f"{NAME}.so"
 

@@ -3,7 +3,9 @@
 // Such a build has no kernels under DispatchKey::CUDA. This file registers one kernel for all of
 // them, which runs the CPU's kernel on the same memory. Tensors have device.type == "cuda", and an
 // operation that mixes devices raises as on a GPU. Launches and host waits are counted.
-// It has no streams, no graphs, and not the rounding of a GPU's kernels.
+// It has graphs (graph.hpp), and not the rounding of a GPU's kernels.
+#include "graph.hpp"
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -28,6 +30,7 @@
 
 namespace {
 using namespace at;
+using namespace fakecuda;
 
 int64_t environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
@@ -39,50 +42,23 @@ const auto NUM_GPUS = static_cast<DeviceIndex>(environment("LOCAL_WORLD_SIZE", 1
 const Device GPU(kCUDA, static_cast<DeviceIndex>(environment("LOCAL_RANK", 0)));
 const DispatchKeySet KEYS(DispatchKey::CUDA);
 
-// Memory: poisoned, counted and limited -----------------------------------------------------------
-
-std::atomic<int64_t> allocated{0}, peak{0}, limit{0};
-
-void account(int64_t bytes) {
-  TORCH_CHECK_WITH(OutOfMemoryError, limit == 0 || bytes <= 0 || allocated + bytes <= limit,
-                   "CUDA out of memory. Tried to allocate ", bytes, " bytes");
-  const int64_t now = allocated += bytes;
-  int64_t before = peak;
-  while (now > before && !peak.compare_exchange_weak(before, now)) {}
-}
-
-// The memory of a storage: its own, or that of an output of a CPU kernel.
-struct Block {
-  int64_t bytes;
-  void* memory;
-  c10::Storage output;
-};
-
-void release(void* context) {
-  auto* block = static_cast<Block*>(context);
-  allocated -= block->bytes;
-  free(block->memory);
-  delete block;
-}
+// Memory ------------------------------------------------------------------------------------------
 
 struct DeviceAllocator final : c10::Allocator {
   DataPtr allocate(size_t bytes) override {
     account(static_cast<int64_t>(bytes));
     void* memory = nullptr;
-    if (bytes > 0) {
+    if (bytes > 0)
       TORCH_CHECK(posix_memalign(&memory, 64, bytes) == 0, "the host is out of memory");
-      memset(memory, 0xFF, bytes);  // NaN in every floating type
-    }
-    return {memory, new Block{static_cast<int64_t>(bytes), memory, {}}, &release, GPU};
+    Block block(new Memory{static_cast<int64_t>(bytes), memory, {}});
+    block->poison();
+    if (is_capturing()) capturing->allocate(block);
+    return {memory, new Block(std::move(block)), &release, GPU};
   }
   DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override { memcpy(to, from, bytes); }
 };
 DeviceAllocator device_allocator;
-
-// Pinned memory, from which copies need not wait.
-std::mutex mutex;
-std::map<const char*, size_t> pinned;
 
 void unpin(void* memory) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -90,19 +66,16 @@ void unpin(void* memory) {
   free(memory);
 }
 
-bool is_pinned(const void* address) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto next = pinned.upper_bound(static_cast<const char*>(address));
-  if (next == pinned.begin()) return false;
-  --next;
-  return static_cast<const char*>(address) < next->first + next->second;
-}
+bool is_pinned(const void* address) { return pinned_block(address) != nullptr; }
 
 struct PinnedAllocator final : c10::Allocator {
   DataPtr allocate(size_t bytes) override {
     void* memory = malloc(bytes > 0 ? bytes : 1);
+    auto block = std::make_shared<size_t>(bytes);
+    // What is pinned in a capture is never given to anyone else.
+    if (is_capturing()) capturing->own_pinned.insert(block.get());
     const std::lock_guard<std::mutex> lock(mutex);
-    pinned[static_cast<char*>(memory)] = bytes;
+    pinned[static_cast<char*>(memory)] = std::move(block);
     return {memory, memory, &unpin, Device(kCPU)};
   }
   DeleterFnPtr raw_deleter() const override { return &unpin; }
@@ -119,15 +92,38 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Device getDevice() const override { return GPU; }
   void setDevice(Device) const override {}
   void uncheckedSetDevice(Device) const noexcept override {}
-  Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, GPU); }
-  Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, GPU); }
-  Stream exchangeStream(Stream) const noexcept override { return Stream(Stream::DEFAULT, GPU); }
+  static Stream stream(c10::StreamId id) { return Stream(Stream::UNSAFE, GPU, id); }
+  Stream getStream(Device) const noexcept override { return stream(current_stream); }
+  Stream getDefaultStream(Device) const override { return stream(0); }
+  Stream getNewStream(Device, int) const override {
+    static std::atomic<c10::StreamId> newest{0};
+    return stream(++newest);
+  }
+  Stream getStreamFromGlobalPool(Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  Stream exchangeStream(Stream next) const noexcept override {
+    const auto before = current_stream;
+    current_stream = next.id();
+    return stream(before);
+  }
+  bool isStreamCapturing(const Stream& stream) const {
+    return capturing && stream.id() == capturing->stream;
+  }
   DeviceIndex deviceCount() const noexcept override { return NUM_GPUS; }
-  void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override {}
-  void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
+  void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag) const override {
+    record_event(event, stream.id());
+  }
+  void block(void* event, const Stream& stream) const override { wait_event(event, stream.id()); }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override {
+    delete static_cast<RecordedEvent*>(event);
+  }
+  bool queryEvent(void*) const override { return wait_for("an event"), true; }
+  void synchronizeEvent(void*) const override { wait_for("an event"); }
+  double elapsedTime(void*, void*, DeviceIndex) const override { return 0; }
+  bool queryStream(const Stream&) const override { return wait_for("a stream"), true; }
+  void synchronizeStream(const Stream&) const override { wait_for("a stream"); }
+  void synchronizeDevice(DeviceIndex) const override { wait_for("all streams"); }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
@@ -137,6 +133,19 @@ struct DeviceGenerator final : CPUGeneratorImpl {
   void pose_as(Device device) {
     device_ = device;
     key_set_ = device.is_cpu() ? DispatchKeySet(DispatchKey::CPU) : KEYS;
+  }
+  // Nobody may look at its state in a capture.
+  void set_current_seed(uint64_t seed) override {
+    check_not_captured("the seed of a generator");
+    CPUGeneratorImpl::set_current_seed(seed);
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    check_not_captured("the state of a generator");
+    CPUGeneratorImpl::set_state(state);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    check_not_captured("the state of a generator");
+    return CPUGeneratorImpl::get_state();
   }
   DeviceGenerator* clone_impl() const override {
     auto* copy = new DeviceGenerator(0);
@@ -167,12 +176,13 @@ struct Hooks final : CUDAHooksInterface {
   Device getDeviceFromPtr(void*) const override { return GPU; }
   const Generator& getDefaultGenerator(DeviceIndex) const override { return default_generator(); }
   Generator getNewGenerator(DeviceIndex) const override {
+    check_not_captured("a new generator");
     return make_generator<DeviceGenerator>(default_rng_seed_val);
   }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
   Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   Allocator* getCUDADeviceAllocator() const override { return &device_allocator; }
-  void deviceSynchronize(DeviceIndex) const override {}
+  void deviceSynchronize(DeviceIndex) const override { wait_for("all streams"); }
 };
 }  // namespace
 namespace at {
@@ -194,6 +204,7 @@ void launched(const std::string& operation) {
 }
 
 void waited(const std::string& operation) {
+  wait_for(operation);
   if (!is_counting) return;
   {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -256,8 +267,9 @@ Tensor device_view(const Tensor& like, c10::Storage storage) {
 Tensor adopt(const Tensor& output) {
   const auto bytes = static_cast<int64_t>(output.storage().nbytes());
   account(bytes);
-  auto* block = new Block{bytes, nullptr, output.storage()};
-  DataPtr data(output.storage().mutable_data(), block, &release, GPU);
+  Block block(new Memory{bytes, nullptr, output.storage()});
+  if (is_capturing()) capturing->allocate(block);
+  DataPtr data(output.storage().mutable_data(), new Block(std::move(block)), &release, GPU);
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), &device_allocator,
                        true);
   return device_view(output, std::move(storage));
@@ -272,6 +284,8 @@ struct Call {
   bool indexes_host = false;  // whether the tensor that is indexed is one of them
   std::vector<std::pair<Tensor, Tensor>> pairs;  // (of the device, of the CPU)
   DeviceGenerator* generator = nullptr;
+  Graph* graph = nullptr;  // that it is recorded for
+  bool reads_mask = false;  // whether the host reads how many entries a mask has, or a number
 
   explicit Call(const c10::OperatorHandle& op) : operation(op), name(op.schema().name()) {}
 
@@ -280,6 +294,9 @@ struct Call {
     if (tensor.is_cuda()) {
       on_device = true;
       check_dtype(tensor.scalar_type());
+      const bool is_mask = tensor.scalar_type() == kBool || tensor.scalar_type() == kByte;
+      reads_mask |= argument == "indices" && is_mask;
+      reads_mask |= argument == "value" && name.rfind("aten::masked_fill", 0) == 0;
     } else if (tensor.is_cpu() && tensor.dim() > 0) {
       on_host += " " + argument + " " + c10::str(tensor.sizes());
       indexes_host |= argument == "self";
@@ -289,6 +306,9 @@ struct Call {
   void look_at(const IValue& value, const std::string& argument) {
     if (value.isTensor()) {
       look_at(value.toTensor(), argument);
+      // One number of the host is put where a mask is, and nothing is counted.
+      const bool is_host_number = argument == "values" && value.toTensor().is_cpu();
+      reads_mask &= !is_host_number || value.toTensor().numel() != 1;
     } else if (value.isTensorList()) {
       for (const Tensor& tensor : value.toTensorVector()) look_at(tensor, argument);
     } else if (value.isOptionalTensorList()) {
@@ -304,13 +324,24 @@ struct Call {
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 "cuda:0 and cpu! (", name, ", on the CPU:", on_host, ")");
     launched(name);
-    if (WAITING.count(name) || !on_host.empty()) waited(name);
+    if (!on_device) return;
+    if (WAITING.count(name) || !on_host.empty() || reads_mask) waited(name);
+    graph = recorder(name);
+    prepare(name);
   }
 
   Tensor down(const Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_cuda()) return graph && tensor.dim() == 0 ? frozen(tensor) : tensor;
     pairs.emplace_back(tensor, host_view(tensor));
     return pairs.back().second;
+  }
+
+  // A number on the host is a part of the graph, as it is now.
+  static Tensor frozen(const Tensor& number) {
+    Tensor copy = number.clone();
+    copy.unsafeGetTensorImpl()->set_wrapped_number(number.unsafeGetTensorImpl()->is_wrapped_number());
+    return copy;
   }
 
   IValue down(const IValue& value, const std::string& argument) {
@@ -334,11 +365,39 @@ struct Call {
       Generator given = value.isGenerator() ? value.toGenerator() : default_generator();
       TORCH_CHECK(given.device().is_cuda(),
                   "Expected a 'cuda' device type for generator but found 'cpu' (", name, ")");
-      generator = static_cast<DeviceGenerator*>(given.unsafeGetGeneratorImpl());
+      auto* impl = static_cast<DeviceGenerator*>(given.unsafeGetGeneratorImpl());
+      if (graph) note_draw(given, *impl);
+      generator = impl;
       generator->pose_as(Device(kCPU));
       return given;
     }
     return value;
+  }
+
+  void note_draw(const Generator& given, DeviceGenerator& impl) {
+    bool is_registered = given == default_generator();
+    for (const Generator& other : graph->registered) is_registered |= given == other;
+    TORCH_CHECK(is_registered, "Attempt to increase offset for a CUDA generator not in capture mode.");
+    graph->drawn.try_emplace(&impl, std::pair(given, impl.engine()));
+  }
+
+  // Let the graph know what is read and written, and put back what is written when it ends.
+  void note(const torch::jit::Stack& arguments) {
+    const auto& parameters = operation.schema().arguments();
+    for (size_t n = 0; n < arguments.size(); n++) {
+      const auto* alias = parameters[n].alias_info();
+      // Schemas of batch norms do not say that they write their statistics.
+      const bool is_statistic = parameters[n].name().rfind("running_", 0) == 0;
+      const bool writes = (alias && alias->isWrite()) || is_statistic;
+      if (arguments[n].isTensor()) {
+        graph->use(arguments[n].toTensor(), name, writes);
+      } else if (arguments[n].isTensorList()) {
+        for (const Tensor& tensor : arguments[n].toTensorVector()) graph->use(tensor, name, writes);
+      } else if (arguments[n].isOptionalTensorList()) {
+        for (const auto& tensor : arguments[n].toOptionalTensorVector())
+          if (tensor) graph->use(*tensor, name, false);
+      }
+    }
   }
 
   Tensor up(const Tensor& tensor) {
@@ -364,6 +423,38 @@ struct Call {
   }
 };
 
+std::vector<Tensor> tensors_of(const torch::jit::Stack& outputs) {
+  std::vector<Tensor> tensors;
+  for (const IValue& output : outputs) {
+    if (output.isTensor()) tensors.push_back(output.toTensor());
+    else if (output.isTensorList())
+      for (const Tensor& tensor : output.toTensorVector()) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+// A node runs the CPU's kernel on the same memory, and puts its outputs where they were before.
+void record(Call& call, torch::jit::Stack arguments, const torch::jit::Stack& outputs) {
+  auto run = [op = call.operation, name = call.name, generator = call.generator,
+              arguments = std::move(arguments), before = tensors_of(outputs)] {
+    torch::jit::Stack stack = arguments;
+    if (generator) generator->pose_as(Device(kCPU));
+    const c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
+    op.callBoxed(stack);
+    if (generator) generator->pose_as(GPU);
+    const auto after = tensors_of(stack);
+    for (size_t n = 0; n < after.size(); n++) {
+      const Tensor &from = after[n], &to = before[n];
+      if (!from.defined() || from.numel() == 0 || from.storage().data() == to.storage().data())
+        continue;
+      TORCH_CHECK(from.sizes() == to.sizes(), "the graph's ", name, " gives ", from.sizes(),
+                  " and gave ", to.sizes(), " when it was captured");
+      const_cast<Tensor&>(to).copy_(from);
+    }
+  };
+  call.graph->nodes.push_back({call.name, std::move(run)});
+}
+
 void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
   const auto& parameters = op.schema().arguments();
   const auto arguments = torch::jit::last(*stack, parameters.size()).vec();
@@ -374,6 +465,11 @@ void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stac
   torch::jit::Stack inner;
   for (size_t n = 0; n < arguments.size(); n++)
     inner.push_back(call.down(arguments[n], parameters[n].name()));
+  torch::jit::Stack recorded;
+  if (call.graph) {
+    call.note(arguments);
+    recorded = inner;
+  }
   try {
     op.callBoxed(inner);
   } catch (...) {
@@ -383,6 +479,7 @@ void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stac
   if (call.generator) call.generator->pose_as(GPU);
 
   call.resize_outputs();
+  if (call.graph) record(call, std::move(recorded), inner);
   torch::jit::drop(*stack, arguments.size());
   for (IValue& output : inner) {
     if (output.isTensor()) {
@@ -416,16 +513,46 @@ Tensor device_empty_strided(IntArrayRef size, IntArrayRef strides, std::optional
                                                   dtype_or_default(dtype)));
 }
 
-Tensor& device_copy(Tensor& self, const Tensor& source, bool non_blocking) {
-  if (self.is_cuda() != source.is_cuda()) {
-    const Tensor& other = self.is_cuda() ? source : self;
-    // Memory that is not pinned is copied through a buffer, for which the host waits.
-    const bool is_free = non_blocking && is_pinned(other.storage().data());
-    if (!is_free) waited(self.is_cuda() ? "copy host to device" : "copy device to host");
+// A copy in the memory that two tensors have now, which is not kept.
+std::function<void()> copying(const Tensor& target, const Tensor& source) {
+  return [to = host_view(target), from = host_view(source)]() mutable {
+    if (to.numel() > 0) to.copy_(from);
+  };
+}
+
+void record_copy(Graph& graph, const Tensor& target, const Tensor& source) {
+  graph.use(target, "aten::copy_", true);
+  graph.use(source, "aten::copy_", false);
+  for (const Tensor* tensor : {&target, &source}) {
+    if (tensor->is_cuda()) continue;
+    const PinnedBlock block = pinned_block(tensor->storage().data());
+    if (graph.own_pinned.count(block.get())) graph.kept.push_back(*tensor);
+    else graph.outside_pinned[block.get()] = block;
   }
+  auto run = copying(target, source);
+  if (target.is_cuda()) run();
+  graph.nodes.push_back({"aten::copy_", std::move(run)});
+}
+
+Tensor& device_copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  const bool crosses = self.is_cuda() != source.is_cuda();
+  const Tensor& other = self.is_cuda() ? source : self;
+  // Memory that is not pinned is copied through a buffer, for which the host waits.
+  const bool is_free = non_blocking && crosses && is_pinned(other.storage().data());
+  if (is_capturing() && crosses && !is_pinned(other.storage().data()))
+    TORCH_CHECK(false, "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the "
+                "CPU tensor is pinned. Please use tensor.pin_memory() or allocate the tensor with "
+                "pin_memory=True.");
+  if (crosses && !is_free) waited(self.is_cuda() ? "copy host to device" : "copy device to host");
   launched("aten::copy_");
-  Tensor target = self.is_cuda() ? host_view(self) : self;
-  if (self.numel() > 0) target.copy_(source.is_cuda() ? host_view(source) : source);
+  if (capturing) {
+    record_copy(*recorder("aten::copy_"), self, source);
+  } else if (is_free || (!crosses && !queue.empty())) {  // the memory stays until it is done
+    queue.push_back([run = copying(self, source), self, source]() mutable { run(); });
+  } else {
+    flush();
+    copying(self, source)();
+  }
   return self;
 }
 
@@ -452,6 +579,7 @@ const Tensor& device_resize(const Tensor& self, IntArrayRef size, std::optional<
                                                                   self.storage_offset());
   auto* storage = self.storage().unsafeGetStorageImpl();
   if (bytes > storage->nbytes()) {
+    recorder("aten::resize_");
     auto memory = device_allocator.allocate(bytes);
     if (storage->nbytes() > 0) memcpy(memory.get(), storage->data(), storage->nbytes());
     storage->set_data_ptr_noswap(std::move(memory));
@@ -550,6 +678,30 @@ namespace c10d {
 C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, DeviceTimer);
 }
 
+// A stand-in for a kernel of Triton: a function of Python that changes tensors.
+void run_kernel(const std::string& kernel, const std::vector<Tensor>& tensors,
+                const py::function& function) {
+  const std::string name = "triton::" + kernel;
+  launched(name);
+  Graph* graph = recorder(name);
+  prepare(name);
+  std::vector<Tensor> views;
+  for (const Tensor& tensor : tensors) {
+    if (graph) graph->use(tensor, name, true);
+    views.push_back(host_view(tensor));
+  }
+  function(views);
+  if (!graph) return;
+  auto shared = std::shared_ptr<py::function>(new py::function(function), [](py::function* pointer) {
+    const py::gil_scoped_acquire lock;
+    delete pointer;
+  });
+  graph->nodes.push_back({name, [shared, views] {
+    const py::gil_scoped_acquire lock;
+    (*shared)(views);
+  }});
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
@@ -593,6 +745,28 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory", [] { return std::pair<int64_t, int64_t>(allocated, peak); });
   m.def("host_view", &host_view);
   m.def("launched", &launched);
+  py::class_<Graph, GraphPointer>(m, "Graph")
+      .def(py::init())
+      .def("begin", [](const GraphPointer& graph) { begin_capture(graph); })
+      .def("end", [](const GraphPointer& graph) { end_capture(graph); })
+      .def("register", [](Graph& graph, const Generator& generator) {
+        graph.registered.push_back(generator);
+      })
+      .def("operations", [](const Graph& graph) {
+        std::vector<std::string> names;
+        for (const Node& node : graph.nodes) names.push_back(node.name);
+        return names;
+      })
+      .def("replay", [](const GraphPointer& graph) {
+        launched("graph");
+        replay(graph);
+      });
+  m.def("run_kernel", &run_kernel);
+  m.def("is_capturing", &is_capturing);
+  m.def("synchronize", [] { wait_for("all streams"); });
+  m.def("set_replays", [](bool are_done) { replays = are_done; });
+  m.def("current_stream", [] { return current_stream; });
+  m.def("set_stream", [](c10::StreamId id) { current_stream = id; });
   m.def("reset_peak", [] { peak = allocated.load(); });
   m.def("set_limit", [](int64_t bytes) { limit = bytes; });
   m.def("set_float64", [](bool is_supported) { has_float64 = is_supported; });

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import count
 from types import SimpleNamespace
 
 from fakecuda.build import NAME, library_path
@@ -62,6 +63,77 @@ def _free_memory(_device=None):
     return PROPERTIES.total_memory - device.memory()[0], PROPERTIES.total_memory
 
 
+class Stream(torch.Stream):
+    """`torch.cuda.Stream`; its operations are done in the order of the host."""
+
+    def __new__(cls, device=None, priority=0, **parts):
+        if parts:
+            return super().__new__(cls, **parts)
+        return super().__new__(
+            cls, torch.device("cuda" if device is None else device), priority=priority
+        )
+
+    @property
+    def cuda_stream(self):
+        return self.stream_id
+
+
+class Event(torch.Event):
+    """`torch.cuda.Event`."""
+
+    def __new__(cls, enable_timing=False, blocking=False):
+        return super().__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking)
+
+
+class CUDAGraph:
+    """`torch.cuda.CUDAGraph`; its operations lie in `operations`, by name."""
+
+    def __init__(self, keep_graph=False):
+        self._graph = device.Graph()
+        self._pool = graph_pool_handle()
+
+    @property
+    def operations(self):
+        return self._graph.operations()
+
+    def register_generator_state(self, generator):
+        self._graph.register(generator)
+
+    def capture_begin(self, pool=None, capture_error_mode="global", check_input_liveness=False):
+        self._pool = pool or self._pool
+        self._graph.begin()
+
+    def capture_end(self):
+        self._graph.end()
+
+    def replay(self):
+        self._graph.replay()
+
+    def reset(self):
+        self._graph = device.Graph()
+
+    def pool(self):
+        return self._pool
+
+
+def graph_pool_handle():
+    """A new name for a pool; graphs that share one do not share memory here."""
+    return (0, next(_pool_numbers))
+
+
+_pool_numbers = count(1)
+
+
+def current_stream(_device=None):
+    """The stream of this thread."""
+    return _stream(device.current_stream())
+
+
+def _stream(number):
+    kind = torch.Stream(device="cuda").device_type
+    return Stream(stream_id=number, device_index=device.index(), device_type=kind)
+
+
 # What torch.cuda asks the driver for.
 ANSWERS = {
     "_lazy_init": lambda: None,
@@ -72,7 +144,14 @@ ANSWERS = {
     "set_device": lambda index: _check_index(index),
     "_exchange_device": lambda _: device.index(),
     "_maybe_exchange_device": lambda _: device.index(),
-    "synchronize": lambda device=None: None,
+    "synchronize": lambda device=None: _synchronize(),
+    "Stream": Stream,
+    "Event": Event,
+    "current_stream": current_stream,
+    "default_stream": lambda device=None: _stream(0),
+    "_set_stream_by_id": lambda stream_id, device_index, device_type: device.set_stream(stream_id),
+    "CUDAGraph": CUDAGraph,
+    "graph_pool_handle": graph_pool_handle,
     "get_device_properties": lambda device=None: PROPERTIES,
     "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
     "get_device_name": lambda device=None: PROPERTIES.name,
@@ -84,10 +163,14 @@ ANSWERS = {
     "reset_peak_memory_stats": lambda device=None: _reset_peak(),
     "mem_get_info": _free_memory,
     "empty_cache": lambda: None,
-    "is_current_stream_capturing": lambda: False,
+    "is_current_stream_capturing": lambda: device.is_capturing(),
     "set_sync_debug_mode": lambda mode: None,
     "set_per_process_memory_fraction": lambda fraction, device=None: _limit_memory(fraction),
 }
+
+
+def _synchronize():
+    device.synchronize()
 
 
 def _check_index(index):
@@ -120,6 +203,7 @@ def _answer():
 
 
 _answer()
+torch._C._host_emptyCache = lambda: None  # which a capture begins with
 
 
 def _clone_storage(storage):
@@ -194,6 +278,16 @@ def counted(package="torchcaps"):
         device.on_wait(None)
         counts.launches.update(launches)
         counts.waits.update(waits)
+
+
+@contextmanager
+def without_replays():
+    """Replays of graphs do nothing, so that what the host does between them can be timed."""
+    device.set_replays(False)
+    try:
+        yield
+    finally:
+        device.set_replays(True)
 
 
 @contextmanager

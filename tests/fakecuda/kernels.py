@@ -92,8 +92,10 @@ class Kernel:
         return self.launch
 
     def launch(self, *tensors, **options):
-        gpu.device.launched(f"triton::{self.function.__name__}")
-        self.function(*map(gpu.device.host_view, tensors), **options)
+        def run(views):
+            self.function(*views, **options)
+
+        gpu.device.run_kernel(self.function.__name__, tensors, run)
 
 
 class Kernels:

@@ -34,8 +34,8 @@ def test_margin_of_shares_is_between_that_of_both_classes():
     first, second = (margin_loss(activation, torch.tensor([label])) for label in (0, 1))
     mixed = margin_loss(activation, torch.tensor([[0.25, 0.75]], dtype=torch.float64))
     torch.testing.assert_close(mixed, 0.25 * first + 0.75 * second)
-    whole = margin_loss(activation, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
-    torch.testing.assert_close(whole, second)
+    total = margin_loss(activation, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(total, second)
 
 
 def test_margins_are_arguments():

@@ -11,6 +11,7 @@ import torchcaps as tc
 from properties.variants import LIBRARY_ROUTERS
 from torchcaps.errors import AblationUnsupportedError, ArgumentError
 from torchcaps.functional import (
+    ConvField,
     DenseField,
     DenseVotes,
     ProductVotes,
@@ -19,7 +20,7 @@ from torchcaps.functional import (
     straightness,
 )
 from torchcaps.functional.votes import FixedCoupling, RoutingContext, as_votes
-from torchcaps.nn import CapsuleLinear, ConvCaps, Router, create_router
+from torchcaps.nn import CapsuleLinear, ConvCaps, FactorizedVotes, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
 from torchcaps.types import LayerSizes, Routed
 
@@ -85,6 +86,16 @@ def test_stored_votes_of_padded_windows_are_routed_as_those_of_the_layer(name):
     votes = layer.make_votes(random_capsules(2, 2, 4, space=(5, 4)))
     stored = DenseVotes(votes.dense(), votes.activation, votes.pose, field=votes.field)
     torch.testing.assert_close(layer.router(stored), layer.router(votes))
+
+
+def test_a_sum_of_votes_leaves_out_padding():
+    """Padding would vote by the offset, which is not zero."""
+    module = FactorizedVotes(LayerSizes(18, 4, 5, 3))
+    torch.nn.init.normal_(module.offset)
+    votes = module(random_capsules(2, 2, 4, space=(3, 3)), ConvField(3, 3, 3, padding=1))
+    # Of the window in the upper left corner, the lower right 2 x 2 positions are on the map.
+    corner = votes.dense()[:, 0, 0].unflatten(1, (3, 3, 2))
+    torch.testing.assert_close(votes.sum()[:, 0, 0], corner[:, 1:, 1:].sum(dim=(1, 2, 3)))
 
 
 def test_threads_route_the_same_votes_by_the_same_layer():

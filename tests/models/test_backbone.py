@@ -244,3 +244,5 @@ def test_a_model_of_transformers_in_memory_remembers_how_it_was_made(tmp_path):
     assert model_metadata(model).name == "capsule_head"
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(tc.load(tc.save(model, tmp_path / "model"))(images), model(images))
+    tuned = with_backbone(small_vit(transformers), 3, img_size=16, freeze=False)
+    assert not tc.load(tc.save(tuned, tmp_path / "tuned")).backbone.freeze

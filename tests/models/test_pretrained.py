@@ -68,6 +68,7 @@ def test_for_other_classes_the_convolutions_stay(name):
         ("capsnet_small", {"img_size": 32}, r"img_size: the weights of .* are for \(28, 28\), got"),
         ("capsnet_small", {"in_chans": 3}, "in_chans: the weights of .* are for 1, got 3"),
         ("capsnet_small", {"channels": 8}, r"do not fit these options, such as conv\.weight"),
+        ("efficient_capsnet", {"decoder": True}, r"do not fit .*, such as decoder\.layers"),
         ("capsnet", {}, "pretrained: no weights of 'capsnet' come with the package, only of caps"),
     ],
 )

@@ -203,6 +203,13 @@ def test_recordings_nest_and_end_after_an_error():
     assert len(inner[""]) == len(outer[""]) == 1
 
 
+def test_a_recording_goes_on_within_that_of_another_layer():
+    model = torch.nn.Sequential(CapsuleLinear(6, 4, 5, 3), CapsuleLinear(5, 3, 2, 3))
+    with tc.record_routing(model) as outer, tc.record_routing(model[1]) as inner:
+        model(random_capsules(2, 6, 4))
+    assert len(outer["0"]) == len(inner[""]) == 1
+
+
 def test_a_recording_has_the_passes_of_its_own_thread():
     layer = CapsuleLinear(6, 4, 5, 3)
     barrier = threading.Barrier(2)

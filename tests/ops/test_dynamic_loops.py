@@ -1,5 +1,7 @@
 """Compiled loops of routing by agreement against the reference."""
 
+from threading import Event, current_thread, main_thread
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -7,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from checks import assert_finite
 from torchcaps import ops
 from torchcaps.functional import ConvField, DenseField
-from torchcaps.kernels.lanes import LANES
+from torchcaps.kernels.lanes import LANES, parallel_for
 from torchcaps.kernels.support import HAS_NUMBA
 
 from .makers import Layer, compare, run_layer
@@ -79,6 +81,20 @@ def test_the_number_of_threads_changes_no_bit():
         torch.set_num_threads(num_threads)
     for name, expected in results[0].items():
         assert torch.equal(results[1][name], expected), name
+
+
+def test_an_error_of_a_thread_is_raised():
+    has_failed = Event()
+
+    def loop(first, last):
+        if current_thread() is not main_thread():
+            has_failed.set()
+            raise ArithmeticError(f"part from {first} to {last}")
+        assert has_failed.wait(60)
+
+    torch.set_num_threads(2)
+    with pytest.raises(ArithmeticError, match="part from"):
+        parallel_for(loop, 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

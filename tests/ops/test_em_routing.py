@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from checks import assert_finite
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
-from torchcaps.functional.votes import RoutingContext
+from torchcaps.functional.votes import FixedCoupling, RoutingContext
 from torchcaps.kernels import samples
 from torchcaps.testing.random import random_votes
 from torchcaps.types import Capsules
@@ -80,6 +80,15 @@ def test_betas_without_an_axis_and_a_temperature_for_each_iteration(beta):
     for impl in FAST:
         routed = ops.em_routing(votes, None, beta, beta, 2, (0.5, 0.1), impl=impl)
         torch.testing.assert_close(routed, expected)
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_equal_couplings_of_an_ablation_take_the_last_temperature(impl):
+    votes = LAYER.votes(LAYER.tensors())
+    expected = ops.em_routing(votes, None, 0.3, 0.2, 1, (0.1,), impl="reference")
+    equal = votes.bind(RoutingContext(fixed=FixedCoupling(0, 0.0, uses=[])))
+    routed = ops.em_routing(equal, None, 0.3, 0.2, 2, (0.5, 0.1), impl=impl)
+    torch.testing.assert_close(routed, expected)
 
 
 def test_inputs_of_any_strides():

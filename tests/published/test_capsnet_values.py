@@ -68,9 +68,9 @@ TORCH_CODES = {
 @pytest.mark.parametrize("code", TORCH_CODES)
 def test_torch(code):
     golden = GoldenFile(f"capsnet_{code}")
-    ours, options, tolerance = TORCH_CODES[code]
+    library_state, options, tolerance = TORCH_CODES[code]
     model = tc.create_model("capsnet", img_size=21, decoder=False, **SIZES, **options)
-    carry_over(model, ours(golden))
+    carry_over(model, library_state(golden))
     lengths = model(golden.inputs["images"])
     assert difference(lengths, golden.outputs["lengths"]) < tolerance
     lengths[:, 0].sum().backward()

@@ -27,7 +27,7 @@ def class_weights(W):
     return torch.cat(parts)
 
 
-def ours(golden):
+def library_state(golden):
     """Weights by our names. Keras adds a row after a map that it halves; we add one before."""
     norm = golden.of("batch_normalization_1/")
     weights = {
@@ -67,7 +67,7 @@ def as_theirs(route_map):
 def test_network():
     golden = GoldenFile("deepcaps")
     model = tc.create_model("deepcaps", channels=8, types=TYPES, num_classes=3, decoder=False)
-    carry_over(model, ours(golden))
+    carry_over(model, library_state(golden))
     model.stem[2].eps = KERAS_EPSILON
     skip = model.cells[3].skip
     skip.route_map = as_theirs(skip.route_map)

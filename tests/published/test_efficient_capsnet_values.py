@@ -14,7 +14,7 @@ NORM = {
 }
 
 
-def ours(golden):
+def library_state(golden):
     """Weights by our names."""
     weights = {}
     for name, tensor in golden.weights.items():
@@ -48,7 +48,7 @@ NETWORKS = {
 def test_network(data):
     golden = GoldenFile(f"efficient_capsnet_{data}")
     name, options = NETWORKS[data]
-    model = carry_over(tc.create_model(name, decoder=None, **options), ours(golden))
+    model = carry_over(tc.create_model(name, decoder=None, **options), library_state(golden))
     pose, lengths = model.capsules(golden.inputs["images"].movedim(-1, 1))
     assert difference(pose, golden.outputs["pose"]) < 1e-14
     # Their lengths add Keras' epsilon to the square.

@@ -37,12 +37,12 @@ def network_weights(golden):
     """Weights of the network of 2019 by our names."""
     weights = renamed(golden, "convolve.", "convolutions.")
     weights |= renamed(golden, "compute_a.", "score.") | renamed(golden, "compute_mu.", "pose.")
-    for theirs, ours in (("routings.0.", "part_capsules."), ("routings.1.", "class_capsules.")):
-        layer = golden.of(theirs)
-        weights[ours + "votes.weight"] = layer["W"]
-        weights[ours + "router.B"] = layer["B"].flatten(2)
-        weights[ours + "router.beta_use"] = layer["beta_use"]
-        weights[ours + "router.beta_ignore"] = layer["beta_ign"]
+    for source, target in (("routings.0.", "part_capsules."), ("routings.1.", "class_capsules.")):
+        layer = golden.of(source)
+        weights[target + "votes.weight"] = layer["W"]
+        weights[target + "router.B"] = layer["B"].flatten(2)
+        weights[target + "router.beta_use"] = layer["beta_use"]
+        weights[target + "router.beta_ignore"] = layer["beta_ign"]
     return weights
 
 

@@ -6,7 +6,7 @@ from published.golden_file import GoldenFile, carry_over, difference
 PARTS = {"bn_beta": "bias", "bn_mean": "running_mean", "bn_variance": "running_var"}
 
 
-def ours(golden):
+def library_state(golden):
     """Weights by our names; children are pixel after pixel in both."""
     weights = {}
     for name, tensor in golden.weights.items():
@@ -29,7 +29,7 @@ def test_network():
     model = tc.create_model(
         "hvc", num_classes=4, img_size=11, convolutions=3, branches=(2, 3), merge="ones"
     )
-    carry_over(model, ours(golden))
+    carry_over(model, library_state(golden))
     logits = model.logits(golden.inputs["images"].movedim(-1, 1))
     assert difference(logits, golden.outputs["logits"]) < 1e-12
     logits[:, 0].sum().backward()

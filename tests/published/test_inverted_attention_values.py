@@ -9,7 +9,7 @@ TYPES = 4
 HIDDEN = 6
 
 
-def ours(golden):
+def library_state(golden):
     """Weights by our names; matrices follow children and parents."""
     weights = renamed(golden, "pre_caps.pre_caps.0.", "backbone.0.")
     weights |= renamed(golden, "pc_layer.", "primary.") | renamed(golden, "nonlinear_act.", "norm.")
@@ -42,7 +42,7 @@ def test_logits(schedule):
         iterations=3,
         sequential=schedule == "sequential",
     )
-    carry_over(model, ours(golden))
+    carry_over(model, library_state(golden))
     logits = model.logits_of(model.capsules(golden.inputs["images"]))
     assert difference(logits, golden.outputs[schedule]) < 1e-12
 

@@ -9,7 +9,7 @@ NAMES |= {f"conv_cap_{level}": f"caps{level}" for level in ("2_1", "2_2", "3_1",
 NAMES |= {f"deconv_cap_{level}": f"up{level}" for level in ("1_1", "1_2", "2_1", "2_2", "3_1")}
 
 
-def ours(golden):
+def library_state(golden):
     """Weights by our names, mirrored.
 
     Where the map is halved, Keras adds one row before and two after; we add two before and use
@@ -31,7 +31,7 @@ def ours(golden):
 def test_network():
     golden = GoldenFile("segcaps")
     model = tc.create_model("segcaps", img_size=(16, 24), dim=4, decoder=False)
-    carry_over(model, ours(golden))
+    carry_over(model, library_state(golden))
     for module in model.modules():
         if isinstance(module, MapRouting):
             module.impl = "reference"

@@ -28,12 +28,12 @@ def resnet_weights(golden):
     below = orders[0]
     for block in range(9):
         above = orders[block // 3]
-        theirs = f"layer{block // 3 + 1}.{block % 3}."
-        ours = f"trunk.{block + 1}."
-        weights[ours + "first.0.weight"] = golden.weights[theirs + "conv1.weight"][:, below]
-        weights |= renamed(golden, theirs + "bn1.", ours + "first.1.")
-        weights[ours + "second.0.weight"] = golden.weights[theirs + "conv2.weight"][above]
-        for name, tensor in renamed(golden, theirs + "bn2.", ours + "second.1.").items():
+        source = f"layer{block // 3 + 1}.{block % 3}."
+        target = f"trunk.{block + 1}."
+        weights[target + "first.0.weight"] = golden.weights[source + "conv1.weight"][:, below]
+        weights |= renamed(golden, source + "bn1.", target + "first.1.")
+        weights[target + "second.0.weight"] = golden.weights[source + "conv2.weight"][above]
+        for name, tensor in renamed(golden, source + "bn2.", target + "second.1.").items():
             weights[name] = tensor[above]
         below = above
     return weights, below
@@ -56,14 +56,14 @@ def head_weights(golden, channels):
         weights["primary.activation.0.weight"] = golden.weights["conv_a.weight"][:, channels]
         weights |= renamed(golden, "bn_a.", "primary.activation.1.")
         weights |= renamed(golden, "norm_layers.0.", "norm.")
-    for theirs, ours in (("conv_layers.0.", "conv_capsules."), ("fc.", "class_capsules.")):
-        for name, tensor in golden.of(theirs).items():
+    for source, target in (("conv_layers.0.", "conv_capsules."), ("fc.", "class_capsules.")):
+        for name, tensor in golden.of(source).items():
             if name == "b2":
-                weights[ours + "router.lean"] = tensor[0, 0]
+                weights[target + "router.lean"] = tensor[0, 0]
             elif name == "W2":
-                weights[ours + "router.choice"] = tensor
+                weights[target + "router.choice"] = tensor
             else:
-                weights[ours + "votes.weight"] = tensor.unflatten(1, (-1, DIM))
+                weights[target + "votes.weight"] = tensor.unflatten(1, (-1, DIM))
     return weights
 
 

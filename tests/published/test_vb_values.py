@@ -28,12 +28,12 @@ def network_weights(golden, primary_types, layers):
     )
     weights |= renamed(golden, "PrimaryCaps.BN_p.", "primary.pose_norm.")
     weights |= renamed(golden, "PrimaryCaps.BN_a.", "primary.activation_norm.")
-    for caps, routing, ours in layers:
-        weights[ours + "votes.weight"] = matrices(golden.weights[caps + ".W_ij"])
-        weights |= renamed(golden, routing + ".BN_v.", ours + "router.norms.0.")
-        weights |= renamed(golden, routing + ".BN_a.", ours + "router.norms.1.")
+    for caps, routing, target in layers:
+        weights[target + "votes.weight"] = matrices(golden.weights[caps + ".W_ij"])
+        weights |= renamed(golden, routing + ".BN_v.", target + "router.norms.0.")
+        weights |= renamed(golden, routing + ".BN_a.", target + "router.norms.1.")
         beta = golden.weights[routing + ".beta_a"] - golden.weights[routing + ".beta_u"]
-        weights[ours + "router.norms.1.running_mean"] -= beta.flatten()
+        weights[target + "router.norms.1.running_mean"] -= beta.flatten()
     return weights
 
 

@@ -18,9 +18,8 @@ from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
-from torchcaps.reporting import compare, html, register_section, report, sections
-from torchcaps.reporting.answers import have_same_images
-from torchcaps.reporting.evaluated import evaluate_run
+from torchcaps.reporting import compare, html, register_section, report
+from torchcaps.reporting.evaluated import evaluate_run, have_same_images
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class
@@ -205,7 +204,7 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     next_label = (label + 1) % 3
     activations[4, next_label] = 0.9
     activations[7, int(finished.images.labels[7] - 1) % 3] = 0.6
-    item = sections.mistakes(with_activations(finished, activations))
+    item = html.mistakes(with_activations(finished, activations))
     assert "2 of the 12 test images looked at are wrong" in item.about
     assert "The bars are lengths" in item.about
     surest, second = item.rows
@@ -213,7 +212,7 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     assert second[2:] == ("0.500", "0.600")
     assert item.figure is not None
     activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
-    assert "None: all of the 12" in sections.mistakes(with_activations(finished, activations)).about
+    assert "None: all of the 12" in html.mistakes(with_activations(finished, activations)).about
 
 
 def test_mistakes_name_their_files_where_the_images_have_some(finished, tmp_path):
@@ -226,11 +225,11 @@ def test_mistakes_name_their_files_where_the_images_have_some(finished, tmp_path
     activations[torch.arange(12), images.labels] = 0.5
     activations[6, 0] = 0.9
     evaluation = score(activations, images.labels, images.classes)
-    item = sections.mistakes(replace(finished, evaluation=evaluation, images=images))
+    item = html.mistakes(replace(finished, evaluation=evaluation, images=images))
     [row] = item.rows
     pixel = round(255 * float(images.float_images([6])[0, 0, 0, 0]))
     assert row == ("1", "0", "0.500", "0.900", f"1/{pixel - 80}.png")
-    assert "File" not in sections.mistakes(with_activations(finished, 1 - activations)).heads
+    assert "File" not in html.mistakes(with_activations(finished, 1 - activations)).heads
 
 
 def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finished, no_drawing):
@@ -376,7 +375,7 @@ def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, no_drawing):
     options = {"channels": 4, "primary_types": 2, "types": [2, 2]}
     config = tiny(bars, epochs=1).updated(model="matrix_caps_small", model_options=options)
     evaluated = replace(evaluate_run(train(config, tmp_path / "matrix").path), num_diagnosed=4)
-    assert sections.maps(evaluated).figure is not None
+    assert html.maps(evaluated).figure is not None
     parts = parts_of_runs(evaluated)
     check_words(parts["routing"], "conv_capsules.0", "class_capsules")
     assert "no decoder" in parts["summary"]
@@ -412,7 +411,7 @@ def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run, monkeypatch):
     activations[rows, pairs_run.images.labels.argmax(dim=1)] = 0.1
     activations[rows, 2 - pairs_run.images.labels.flip(1).argmax(dim=1)] = 0.8
     monkeypatch.setattr(type(pairs_run), "activations", activations)
-    rows = sections.mistakes(replace(pairs_run)).rows  # anew: without its own activations
+    rows = html.mistakes(replace(pairs_run)).rows  # anew: without its own activations
     assert {row[2:] for row in rows} == {("0.100", "0.900")}
 
 
@@ -445,7 +444,7 @@ def clouds(bars, tmp_path, restore):
     """A finished run of a task of somebody else, with a loss, a score and a figure of its own."""
     from torchcaps.tasks import _base
 
-    restore(_base.TASKS, sections.SECTIONS)
+    restore(_base.TASKS, html.SECTIONS)
 
     @register_task("clouds")
     class Clouds(Task):

@@ -97,13 +97,6 @@ def test_auto_never_takes_a_subclass_that_does_not_ask_for_it():
         assert task_class("auto", nn.Identity(), images) is asking
 
 
-def test_a_task_writes_nothing_into_a_module():
-    plain = nn.Linear(2, 2)
-    before = set(vars(plain))
-    assert Bare(plain, TrainConfig()).spec.activation == "logit"
-    assert set(vars(plain)) == before
-
-
 def test_every_task_with_a_registry_takes_further_losses():
     for task in ("classify", "segment", "align"):
         losses = tc.tasks.task_class(task, nn.Identity()).losses

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -60,12 +61,7 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
     mask = random.integers(0, 4, (2, 4, 5))
     p = 1 / (1 + np.exp(-logits))
     weight = np.array([2.0, 0.5, 3.0])
-    expected = {
-        ("cross_entropy", "auto"): 0.0,
-        ("cross_entropy", "none"): 0.0,
-        ("margin", "auto"): 0.0,
-        ("margin", "none"): 0.0,
-    }
+    expected = dict.fromkeys(product(("cross_entropy", "margin"), ("auto", "none")), 0.0)
     for b, k, y, x in np.ndindex(*logits.shape):
         t = float(mask[b, y, x] == k + 1)
         q = p[b, k, y, x] - 0.5

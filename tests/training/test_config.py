@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.errors import UnknownNameError
-from torchcaps.settings import TrainConfig, known_settings
+from torchcaps.settings import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,3 @@ def test_groups_and_bare_names_say_the_same():
 def test_defaults_fill_only_settings_that_are_not_set():
     config = TrainConfig.of(degrees=5.0).filled({"lr": 0.5, "degrees": 20.0})
     assert (config.optimizer.lr, config.augmentation.degrees) == (0.5, 5.0)
-
-
-def test_every_setting_has_a_line_for_help():
-    for name, setting in known_settings().items():
-        assert len(setting.about) > 5, name
-        assert setting.about == setting.about.strip(), name

@@ -80,10 +80,10 @@ def test_an_extension_that_was_interrupted_resumes_bit_for_bit(complete, tmp_pat
     fresh = train(complete.config, tmp_path / "fresh")
     assert comparable(complete.path) == comparable(fresh.path)
 
-    again = extend(complete, epochs=5)
-    assert again.config.training.extended_at == (2, 4)
-    assert column(again.epochs, "epoch") == [1, 2, 3, 4, 5]
-    assert learning_rate_factor(again.config, 12, 15) == 0.1
+    repeat = extend(complete, epochs=5)
+    assert repeat.config.training.extended_at == (2, 4)
+    assert column(repeat.epochs, "epoch") == [1, 2, 3, 4, 5]
+    assert learning_rate_factor(repeat.config, 12, 15) == 0.1
 
 
 def test_killed_before_the_first_checkpoint_of_an_extension(complete, monkeypatch):

@@ -85,12 +85,12 @@ def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
     pictures = [Image.new("L", (40, 40), 90), tmp_path / "red.png"]
     images = as_set(pictures, ["gray", "red"], model)
     assert (images.img_size, images.in_chans, images.classes) == ((20, 20), 1, ("gray", "red"))
-    with pytest.raises(DataError, match="differ in size"):
+    with pytest.raises(DataError, match="as the first one of the set is"):
         as_set(pictures, ["gray", "red"])
 
 
 @pytest.mark.parametrize(
-    ("given", "num_classes", "classes", "indices"),
+    ("values", "num_classes", "classes", "indices"),
     [
         ([0, 2, 1], None, "012", [0, 2, 1]),
         ([1, 2, 3], None, "123", [0, 1, 2]),
@@ -101,23 +101,23 @@ def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
         ([True, False], None, "01", [1, 0]),
     ],
 )
-def test_labels_are_numbers_from_0_or_names(given, num_classes, classes, indices):
-    names = class_names(np.asarray(given), num_classes)
+def test_labels_are_numbers_from_0_or_names(values, num_classes, classes, indices):
+    names = class_names(np.asarray(values), num_classes)
     assert names == tuple(classes)
-    assert known_indices(np.asarray(given), names).tolist() == indices
+    assert known_indices(np.asarray(values), names).tolist() == indices
 
 
 @pytest.mark.parametrize(
-    ("given", "num_classes", "sentence"),
+    ("values", "num_classes", "sentence"),
     [
         ([0.5, 1], None, "labels: expected whole numbers from 0, or names"),
         (["a", "b"], 3, "expected 3 classes, as the model has, got 2; build it with num_classes=2"),
         ([None, "a"], None, "labels: expected whole numbers from 0, or names"),
     ],
 )
-def test_other_labels_are_refused_in_one_sentence(given, num_classes, sentence):
+def test_other_labels_are_refused_in_one_sentence(values, num_classes, sentence):
     with pytest.raises(ArgumentError, match=sentence):
-        class_names(np.asarray(given), num_classes)
+        class_names(np.asarray(values), num_classes)
 
 
 def test_numbers_up_to_255_as_floats_are_refused_and_normalized_ones_taken():
@@ -174,7 +174,7 @@ def test_samples_of_a_data_set_are_read_again_in_each_epoch():
 
 
 def test_the_order_of_a_data_set_is_that_of_the_seed():
-    seen = {}
+    orders = {}
     for seed in (1, 1, 2):
         dataset = TensorDataset(pixels(), labels())
         batches = []
@@ -183,9 +183,9 @@ def test_the_order_of_a_data_set_is_that_of_the_seed():
             lambda module, inputs, batches=batches: batches.append(inputs[0].clone())
         )
         tc.fit(model, dataset, seed=seed, **SETTINGS)
-        seen.setdefault(seed, []).append(torch.cat(batches))
-    assert torch.equal(*seen[1])
-    assert not torch.equal(seen[1][0], seen[2][0])
+        orders.setdefault(seed, []).append(torch.cat(batches))
+    assert torch.equal(*orders[1])
+    assert not torch.equal(orders[1][0], orders[2][0])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -300,22 +300,22 @@ HALVES[:, :, 2:] = 1
 
 
 @pytest.mark.parametrize(
-    ("given", "target", "task"),
+    ("values", "target", "task"),
     [
         (torch.eye(3)[labels()] + torch.eye(3)[(labels() + 1) % 3], "labels", "multilabel"),
         (HALVES, "mask", "segment"),
         ({"mask": HALVES.numpy()}, "mask", "segment"),
     ],
 )
-def test_several_classes_and_masks_are_trained_from_arrays_and_loaders(given, target, task):
+def test_several_classes_and_masks_are_trained_from_arrays_and_loaders(values, target, task):
     network = linear()
     if task == "segment":
         network = nn.Conv2d(1, 1, 3, padding=1)
-    several = given["mask"] if isinstance(given, dict) else given
-    loader = DataLoader(TensorDataset(pixels(), torch.as_tensor(several)), batch_size=6)
-    images = as_set(pixels(), given)
+    targets = values["mask"] if isinstance(values, dict) else values
+    loader = DataLoader(TensorDataset(pixels(), torch.as_tensor(targets)), batch_size=6)
+    images = as_set(pixels(), values)
     assert target in images.targets
-    for data, beside in ((pixels(), given), (loader, None)):
+    for data, beside in ((pixels(), values), (loader, None)):
         settings = SETTINGS if beside is not None else {"epochs": 2, "holdout": 0.25}
         _, history = tc.fit(network, data, beside, task=task, **settings)
         assert 0 <= history[-1]["val_dice" if task == "segment" else "val_accuracy"] <= 1

@@ -162,7 +162,7 @@ def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
         original = getattr(folder_module, function)
 
         def crash_or_go_on(*arguments):
-            state = arguments[2] if function == "save_state" else None
+            state = arguments[1].state if function == "save_state" else None
             if state is None or state.step == step:
                 raise PowerCut
             return original(*arguments)

@@ -49,13 +49,6 @@ def test_a_holdout_or_folds_come_before_the_official_split(medmnist, tmp_path, c
     assert len(read_images(run.config)[2]) == num_val
 
 
-def test_a_set_without_an_official_split_keeps_the_usual_holdout(tmp_path):
-    arrays = {"images": np.zeros((40, 18, 18), np.uint8), "labels": np.arange(40) % 2}
-    np.savez(tmp_path / "own.npz", **arrays)
-    run, _ = train_quickly(tiny(tmp_path / "own.npz", holdout=None, epochs=1), tmp_path / "run")
-    assert run.config.data.holdout == 0.1
-
-
 @pytest.fixture
 def halves(tmp_path):
     """A CSV of pictures of which one half, or all, is red or blue: a color, and mostly a side."""

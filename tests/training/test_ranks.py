@@ -31,7 +31,7 @@ def compute_gradient(trainer, ranks, num_images):
     trainer.updater.ranks = ranks
     images = trainer.batches.images
     [batch] = images.batches([torch.arange(num_images)], images.targets)
-    trainer.updater.compute_gradients(batch, 0, 0.0)
+    trainer.updater.compute_gradients(batch, 0.0)
     return trainer.task.model.class_capsules.weight.grad
 
 

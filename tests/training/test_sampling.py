@@ -5,7 +5,6 @@ import torch
 
 from tasks.makers import batch_of
 from torchcaps.data import Dataset, make_pairs, placed
-from torchcaps.errors import DataError
 from torchcaps.models import CNN
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
@@ -79,18 +78,6 @@ def test_holding_out_takes_a_share_or_a_count_and_loses_no_image(holdout, expect
     assert sorted(numbers_of(train_images) + numbers_of(val_images)) == list(range(30))
 
 
-def test_a_class_with_one_image_keeps_it_for_training():
-    train_images, val_images = split(set_of([0] * 10 + [1]), TrainConfig.of(holdout=0.5))
-    assert (train_images.labels == 1).sum() == 1
-    assert (val_images.labels == 1).sum() == 0
-
-
-@pytest.mark.parametrize("holdout", [0.1, 2, 30])
-def test_an_empty_split_is_an_error(holdout):
-    with pytest.raises(DataError, match="holdout: "):
-        split(set_of([0, 1]), TrainConfig.of(holdout=holdout))
-
-
 def test_a_small_epoch_takes_different_images():
     config = TrainConfig.of(epoch_size=20)
     epoch0 = epoch_permutation(config, 0, torch.zeros(50))
@@ -158,21 +145,6 @@ def test_composites_of_both_splits_have_no_image_in_common():
     val_sources = val_images.maker.source.images
     sources = torch.cat([train_sources, val_sources])
     assert len(sources) == len(sources.unique(dim=0)) == 12
-
-
-def test_few_labels_are_balanced_and_part_of_more_labels():
-    images = set_of([0] * 30 + [1] * 20)
-
-    def train_images(per_class, seed=0):
-        config = TrainConfig.of(holdout=10, per_class=per_class, seed=seed)
-        return split(images, config)[0]
-
-    subset = train_images(3)
-    assert subset.labels.bincount().tolist() == [3, 3]
-    assert set(numbers_of(subset)) < set(numbers_of(train_images(6)))
-    assert set(numbers_of(subset)) != set(numbers_of(train_images(3, seed=1)))
-    with pytest.raises(ValueError, match="labels: expected"):
-        split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2))
 
 
 def test_a_balanced_epoch_has_every_class_equally_often():

@@ -44,22 +44,22 @@ LOAD_ALL = """
 import sys
 import torch, torchcaps as tc
 torch.set_num_threads(1)
-import own_nets
+import user_nets
 images = torch.load("images.pt")
-for folder, builder in (("pretrained", None), ("own", own_nets.Net)):
+for folder, builder in (("pretrained", None), ("own", user_nets.Net)):
     model = tc.load(folder, builder=builder)
     torch.save((model(images), model.classes), f"{folder}.pt")
 """
 
 
 @pytest.fixture
-def own_nets(tmp_path, monkeypatch):
+def user_nets(tmp_path, monkeypatch):
     """A module of a user, in the current folder."""
-    (tmp_path / "own_nets.py").write_text(OWN_NETS)
+    (tmp_path / "user_nets.py").write_text(OWN_NETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("own_nets")
-    del sys.modules["own_nets"]
+    yield importlib.import_module("user_nets")
+    del sys.modules["user_nets"]
 
 
 @pytest.fixture
@@ -70,15 +70,15 @@ def digits():
     return Dataset(subset.images, {"label": subset.labels}, ("zero", "one", "two", "three"), "four")
 
 
-def test_fitted_models_give_identical_outputs_in_another_process(own_nets, digits, tmp_path):
+def test_fitted_models_give_identical_outputs_in_another_process(user_nets, digits, tmp_path):
     models = {
         "pretrained": tc.create_model("capsnet_small", pretrained=True, num_classes=4),
-        "own": own_nets.Net(num_classes=4),
+        "own": user_nets.Net(num_classes=4),
     }
     for model in models.values():
         tc.fit(model, digits, **SETTINGS)
     assert tc.save(models["pretrained"], "pretrained") == tmp_path.__class__("pretrained")
-    tc.save(models["own"], tmp_path / "own", builder=own_nets.Net, options={"num_classes": 4})
+    tc.save(models["own"], tmp_path / "own", builder=user_nets.Net, options={"num_classes": 4})
 
     images = digits.float_images(range(8))
     torch.save(images, "images.pt")
@@ -101,8 +101,8 @@ def test_the_layout_of_convolutions_comes_back(channels, tmp_path):
     strides = {name: weight.stride() for name, weight in model.state_dict().items()}
     loaded = tc.load(tc.save(model, tmp_path / "model"))
     assert {name: weight.stride() for name, weight in loaded.state_dict().items()} == strides
-    other = tc.load(tmp_path / "model", num_classes=3)
-    assert other.conv.weight.stride() == model.conv.weight.stride()
+    resized = tc.load(tmp_path / "model", num_classes=3)
+    assert resized.conv.weight.stride() == model.conv.weight.stride()
 
 
 def test_a_model_of_more_classes_than_its_images_is_saved(digits, tmp_path):
@@ -138,41 +138,41 @@ def test_the_folder_of_a_run_is_not_written_to(tmp_path):
 def test_with_other_classes_the_layers_that_depend_on_them_start_anew(tmp_path):
     model = tc.create_model("capsnet", num_classes=3, **TINY)
     path = tc.save(model, tmp_path / "model.safetensors")
-    other = tc.load(path, num_classes=5)
-    assert other.classes == ("0", "1", "2", "3", "4")
-    assert other(torch.rand(2, 1, 28, 28)).shape == (2, 5)
+    resized = tc.load(path, num_classes=5)
+    assert resized.classes == ("0", "1", "2", "3", "4")
+    assert resized(torch.rand(2, 1, 28, 28)).shape == (2, 5)
     before = model.state_dict()
-    kept = {name for name, x in other.state_dict().items() if x.shape == before[name].shape}
+    kept = {name for name, x in resized.state_dict().items() if x.shape == before[name].shape}
     assert {"conv.weight", "decoder.layers.2.weight"} < kept < before.keys()
     for name in kept:
-        assert torch.equal(other.state_dict()[name], before[name])
+        assert torch.equal(resized.state_dict()[name], before[name])
 
     torch.manual_seed(0)
     first = tc.load(path, num_classes=5)
     second = tc.load(path, num_classes=5)
     weights = [x.class_capsules.votes.weight for x in (first, second)]
     assert not torch.equal(*weights)  # drawn by torch, not by a seed of its own
-    same = tc.load(path, num_classes=3)
-    assert torch.equal(same.class_capsules.votes.weight, model.class_capsules.votes.weight)
+    copy_of_model = tc.load(path, num_classes=3)
+    assert torch.equal(copy_of_model.class_capsules.votes.weight, model.class_capsules.votes.weight)
 
 
-def test_a_number_of_classes_that_cannot_be_is_refused(own_nets, tmp_path):
+def test_a_number_of_classes_that_cannot_be_is_refused(user_nets, tmp_path):
     path = tc.save(tc.create_model("capsnet", **TINY), tmp_path / "model")
     with pytest.raises(ArgumentError, match="num_classes: expected at least 1, got 0"):
         tc.load(path, num_classes=0)
     path = tc.save(tc.create_model("scae"), tmp_path / "scae")
     with pytest.raises(ArgumentError, match="num_classes: scae has no such option"):
         tc.load(path, num_classes=3)
-    path = tc.save(own_nets.Net(), tmp_path / "own", builder=own_nets.Net, options={"width": 4})
-    with pytest.raises(ArgumentError, match="num_classes: own_nets:Net has no such option"):
-        tc.load(path, num_classes=5, builder=own_nets.Net)
+    path = tc.save(user_nets.Net(), tmp_path / "own", builder=user_nets.Net, options={"width": 4})
+    with pytest.raises(ArgumentError, match="num_classes: user_nets:Net has no such option"):
+        tc.load(path, num_classes=5, builder=user_nets.Net)
 
 
-def test_a_module_of_the_user_comes_back_with_its_builder(own_nets, digits, tmp_path):
-    model = own_nets.small(num_classes=4)
+def test_a_module_of_the_user_comes_back_with_its_builder(user_nets, digits, tmp_path):
+    model = user_nets.small(num_classes=4)
     tc.fit(model, digits, **SETTINGS)
-    path = tc.save(model, tmp_path / "one", builder=own_nets.small, options={"num_classes": 4})
-    loaded = tc.load(path, builder=own_nets.small)
+    path = tc.save(model, tmp_path / "one", builder=user_nets.small, options={"num_classes": 4})
+    loaded = tc.load(path, builder=user_nets.small)
     assert model_metadata(loaded).spec == model_metadata(model).spec
     assert loaded.preprocess == model.preprocess
     assert tc.evaluate(loaded, digits).accuracy == tc.evaluate(model, digits).accuracy
@@ -180,22 +180,22 @@ def test_a_module_of_the_user_comes_back_with_its_builder(own_nets, digits, tmp_
     copy = tc.save(loaded, tmp_path / "two")  # it remembers how it was made
     files = [folder / "model.safetensors" for folder in (path, copy)]
     assert files[0].read_bytes() == files[1].read_bytes()
-    other = tc.load(copy, num_classes=7, builder=own_nets.small)
-    assert other(digits.float_images(range(2))).shape == (2, 7)
-    assert torch.equal(other.conv.weight, model.conv.weight)
+    resized = tc.load(copy, num_classes=7, builder=user_nets.small)
+    assert resized(digits.float_images(range(2))).shape == (2, 7)
+    assert torch.equal(resized.conv.weight, model.conv.weight)
 
 
-def test_a_file_runs_no_code_by_itself(own_nets, tmp_path, monkeypatch):
-    model = own_nets.Net()
-    path = tc.save(model, tmp_path / "model", builder=own_nets.Net) / "model.safetensors"
-    refusal = r"was built by own_nets:Net, and a file never runs code by itself"
+def test_a_file_runs_no_code_by_itself(user_nets, tmp_path, monkeypatch):
+    model = user_nets.Net()
+    path = tc.save(model, tmp_path / "model", builder=user_nets.Net) / "model.safetensors"
+    refusal = r"was built by user_nets:Net, and a file never runs code by itself"
     with pytest.raises(RunError, match=refusal):
         tc.load(path)  # although the module is imported already
-    monkeypatch.setattr(plugins, "_imported", ["own_nets.py"])
+    monkeypatch.setattr(plugins, "_imported", ["user_nets.py"])
     assert torch.equal(tc.load(path).conv.weight, model.conv.weight)
 
     tensors, description = load_tensors(path)
-    names = ("os:system", "own_nets:system", "own_nets:Net.__init__", "own_nets:nn.Module", "a:")
+    names = ("os:system", "user_nets:system", "user_nets:Net.__init__", "user_nets:nn.Module", "a:")
     for name in names:
         options = {"command": f"touch {tmp_path / 'ran'}"}
         save_tensors(path, tensors, description | {"model": name, "options": options})
@@ -204,19 +204,19 @@ def test_a_file_runs_no_code_by_itself(own_nets, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_builders_without_a_name_and_options_that_are_no_json_are_refused(own_nets, tmp_path):
-    model = own_nets.Net()
+def test_builders_without_a_name_and_options_that_are_no_json_are_refused(user_nets, tmp_path):
+    model = user_nets.Net()
 
     def local():
-        return own_nets.Net()
+        return user_nets.Net()
 
-    for builder in (local, lambda: own_nets.Net(), own_nets.Net().forward, 3):
+    for builder in (local, lambda: user_nets.Net(), user_nets.Net().forward, 3):
         with pytest.raises(ArgumentError, match="builder: expected a function or class at the top"):
             tc.save(model, tmp_path / "model", builder=builder)
     for options in ({"num_classes": {1}}, {"width": float("nan")}):
         with pytest.raises(ArgumentError, match="options: expected plain values that a file can"):
-            tc.save(model, tmp_path / "model", builder=own_nets.Net, options=options)
-    for builder in (own_nets.small, own_nets.no_module):  # builds something else
+            tc.save(model, tmp_path / "model", builder=user_nets.Net, options=options)
+    for builder in (user_nets.small, user_nets.no_module):  # builds something else
         with pytest.raises(ArgumentError, match="model: cannot be built again for `load`"):
             tc.save(model, tmp_path / "model", builder=builder)
     with pytest.raises(ArgumentError, match="options: expected a builder beside them, got none"):
@@ -232,10 +232,10 @@ def test_builders_without_a_name_and_options_that_are_no_json_are_refused(own_ne
         {"preprocess": {"img_size": "x"}},
     ],
 )
-def test_damaged_descriptions_of_own_models_are_one_sentence(own_nets, tmp_path, change):
-    path = tc.save(own_nets.Net(), tmp_path / "x.safetensors", builder=own_nets.Net)
+def test_damaged_descriptions_of_own_models_are_one_sentence(user_nets, tmp_path, change):
+    path = tc.save(user_nets.Net(), tmp_path / "x.safetensors", builder=user_nets.Net)
     tensors, description = load_tensors(path)
     save_tensors(path, tensors, description | change)
     with pytest.raises(TorchcapsError) as raised:
-        tc.load(path, builder=own_nets.Net)
+        tc.load(path, builder=user_nets.Net)
     assert "\n" not in str(raised.value)

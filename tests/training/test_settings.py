@@ -10,8 +10,7 @@ from torch import nn
 
 from torchcaps.data import load_dataset
 from torchcaps.settings import TrainConfig, known_settings
-from torchcaps.training import Run, fit, resolve_recipe, sampling, train
-from torchcaps.training.api import _build_model
+from torchcaps.training import Run, fit, load, resolve_recipe, sampling, train
 from torchcaps.training.files import load_tensors
 
 from .makers import TINY, Watch, tiny
@@ -79,6 +78,7 @@ ELSEWHERE = {
     "metrics": "",
     "callbacks": "",
     "deterministic": "",
+    "graph": "../fakecuda/on_device/check_step_graph.py",
     "checkpoint_every": "",
     "keep_epochs": "",
     "patience": "test_update.py",
@@ -142,13 +142,6 @@ def test_a_setting_of_the_data_reaches_the_reader(monkeypatch, name):
     assert calls[0]["split"] == "test"
 
 
-def test_a_model_and_its_options_are_built(images):
-    config = TrainConfig.of(model="cnn_baseline", model_options={"hidden": [7]}, img_size=(18, 20))
-    description, model = _build_model(config, images, torch.device("cpu"))
-    assert (type(model).__name__, description["model"]) == ("CNN", "cnn_baseline")
-    assert any(weight.shape[0] == 7 for weight in model.parameters())
-
-
 def test_settings_of_the_run_folder(bars, tmp_path):
     config = tiny(bars, reconstruction=0.5, metrics=("brier_score",), keep_epochs=True)
     run = train(config, tmp_path / "run")
@@ -191,9 +184,11 @@ def test_a_model_by_its_name_shifts_its_images_and_a_configuration_does_not():
 
 
 def test_the_configuration_of_a_run_folder_leaves_nothing_open(bars, tmp_path):
-    run = train(tiny(bars), tmp_path / "run")
+    run = train(tiny(bars, holdout=None), tmp_path / "run")
     settings = json.loads((run.path / "config.json").read_text())
     assert Run(run.path).config == run.config
     assert settings["task"]["loss"] == "margin"
     assert settings["optimizer"]["clip"] == 1.0
+    assert settings["data"]["holdout"] == 0.1
     assert settings["model"]["options"] == TINY
+    assert len(load(run.path).conv.weight) == TINY["channels"]

@@ -56,7 +56,7 @@ def test_dropout_continues_where_a_training_stopped(bars, tmp_path):
 
 
 @pytest.fixture
-def several(monkeypatch):
+def four_threads(monkeypatch):
     """Two threads of torch's choice, all of which take 25 times as long as one."""
     monkeypatch.setattr(device, "_default", 2)
     monkeypatch.setattr(device, "measure_slowdown", lambda: 25.0)
@@ -68,7 +68,7 @@ def several(monkeypatch):
     torch.set_num_threads(1)
 
 
-def test_one_thread_is_taken_where_all_are_far_slower(several, monkeypatch):
+def test_one_thread_is_taken_where_all_are_far_slower(four_threads, monkeypatch):
     with device.training_threads(CPU) as sentence:
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
@@ -82,7 +82,7 @@ def test_one_thread_is_taken_where_all_are_far_slower(several, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["flag", "torch", "variable"])
-def test_a_number_of_threads_that_was_set_stays(several, monkeypatch, way):
+def test_a_number_of_threads_that_was_set_stays(four_threads, monkeypatch, way):
     if way == "flag":
         device.set_threads("--threads", 2)
     elif way == "torch":
@@ -111,7 +111,7 @@ def test_the_measurement_leaves_the_number_of_threads():
     assert torch.get_num_threads() == 1
 
 
-def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path, monkeypatch):
+def test_a_run_goes_on_with_the_threads_that_were_chosen(four_threads, bars, tmp_path, monkeypatch):
     watch = Watch()
     with pytest.raises(Interrupted):
         train(tiny(bars), tmp_path, callbacks=[stop_after(2), watch])

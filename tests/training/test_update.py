@@ -12,7 +12,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.training import TrainConfig, fit, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer, register_optimizer
-from torchcaps.training.schedules import set_learning_rate
+from torchcaps.training.schedules import learning_rates, set_learning_rates
 
 from .makers import Watch, assert_resumes, stop_after, tiny
 
@@ -55,15 +55,15 @@ def optimizer_of(model, **settings):
 def test_frozen_modules_stay_as_they_were_with_their_batch_norm(images):
     model = Network()
     before = copy_state(model)
-    seen = []
+    batches = []
 
     def on_step(trainer, _losses):
         model = trainer.model
-        seen.append((model.stem[2].training, model.stem[3].training, model.head.training))
+        batches.append((model.stem[2].training, model.stem[3].training, model.head.training))
         assert all(parameter.grad is None for parameter in model.stem.parameters())
 
     fit(model, images, freeze=("stem.*",), weight_decay=0.1, callbacks=[Watch(on_step)], **SETTINGS)
-    assert set(seen) == {(False, False, True)}
+    assert set(batches) == {(False, False, True)}
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]) == name.startswith("stem."), name
 
@@ -105,7 +105,8 @@ def test_the_schedule_multiplies_the_rate_of_every_group():
     optimizer = optimizer_of(model, lr_scale={"*": 0.5, "stem.*": 0.1, "head.2.*": 1})
     names = {weight: name for name, weight in model.named_parameters()}
     for factor in (1.0, 0.25):
-        assert set_learning_rate(optimizer, factor) == 0.5 * factor
+        set_learning_rates(optimizer, learning_rates(optimizer, factor))
+        assert optimizer.param_groups[0]["lr"] == 0.5 * factor
         rates = {}
         for group in optimizer.param_groups:
             rates |= {names[weight]: group["lr"] / factor for weight in group["params"]}
@@ -210,11 +211,11 @@ def test_no_two_parts_have_the_same_dropout(images):
         model = Dropping()
         fit(model, images, **(SETTINGS | {"batch_size": 4, "accumulate": 4}))
         models.append(model)
-    first, again = (model.masks for model in models)
+    first, repeat = (model.masks for model in models)
     assert len(first) == 2 * 11  # an epoch has 42 images
     rows = torch.cat(first)
     assert len(rows.unique(dim=0)) == len(rows)
-    assert_equal(first, again)  # by the seed of the training alone
+    assert_equal(first, repeat)  # by the seed of the training alone
 
 
 # The average

@@ -1,11 +1,19 @@
-"""Printing: results to stdout, progress to stderr, one JSON document where it is asked for."""
+"""The terminal: results to stdout, progress to stderr, one JSON document where it is asked for.
+
+And Ctrl-C and SIGTERM: stop in good order, with status 130 or 143.
+"""
 
 import json
+import os
 import re
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
+from types import FrameType
 from typing import Any
 
 from rich.cells import cell_len
@@ -15,10 +23,10 @@ from rich.text import Text
 
 import torchcaps as tc
 from torchcaps.errors import printable
-from torchcaps.progress import progress_bar
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
+STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
 
@@ -57,11 +65,12 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     Numbers are aligned to the right. Where a row is too long, headings are broken between words,
     and the text of one column is wrapped. A word is never cut: with a long path, lines are longer.
     """
-    rows = [list(map(printable, row)) for row in rows]  # names of classes may be hostile
-    columns = list(zip(*rows, strict=True))
+    columns = []
     widths = []
     savings = []
-    for column in columns:
+    for texts in zip(*rows, strict=True):
+        column = list(map(printable, texts))  # names of classes may be hostile
+        columns.append(column)
         widths.append(max(map(cell_len, column)))
         longest_word = max(map(cell_len, " ".join(column).split()), default=0)
         savings.append(widths[-1] - longest_word)
@@ -76,7 +85,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             justify="right" if all(map(NUMBER.match, cells)) else "left",
             no_wrap=not can_fit or index != wrapped,
         )
-    for row in rows[1:]:
+    for row in list(zip(*columns, strict=True))[1:]:
         table.add_row(*map(Text, row))
     console = Console(width=LINE_WIDTH if can_fit else full_width, color_system=None)
     with console.capture() as capture:
@@ -117,6 +126,101 @@ def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str
 @contextmanager
 def counting(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """The bar as a function of the number that is done and the number of all, if it is known."""
+    from torchcaps.training.callbacks import progress_bar
+
     with progress_bar(title) as bar:
         task = bar.add_task("")
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def sigterm_as_exit(end: Callable[[int], object] = sys.exit) -> AbstractContextManager[None]:
+    """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays.
+
+    Args:
+        end: called with the exit status instead of unwinding.
+    """
+    return _handling(lambda number, _: end(128 + number), signal.SIGTERM)
+
+
+@contextmanager
+def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
+    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step.
+
+    A second one acts at once. Among several processes it changes nothing, because `torchrun` sends
+    what they have got from the terminal already; and SIGTERM is noted in silence there, because it
+    also means a lost process.
+
+    Args:
+        rank: of this process among several.
+
+    Yields:
+        The numbers of the signals that came.
+    """
+    caught: list[int] = []
+
+    def catch(number: int, _: FrameType | None) -> None:
+        if caught and rank is None:
+            ignore_signals()
+            raise SystemExit(128 + number)
+        if not caught and (rank is None or (rank == 0 and number == signal.SIGINT)):
+            advice = " (once more: stop at once)" * (rank is None)
+            # Not print: a handler may come in the middle of another print.
+            os.write(2, f"{STOPPING}{advice}\n".encode())
+        caught.append(number)
+
+    with _handling(catch, signal.SIGINT, signal.SIGTERM):
+        yield caught
+
+
+@contextmanager
+def stoppable(advice: str, title: str = "training") -> Iterator[list[Any]]:
+    """Trainings with a bar, which a first signal stops after their step.
+
+    Args:
+        advice: on how they go on.
+        title: of the bar.
+
+    Yields:
+        Their callbacks.
+
+    Raises:
+        SystemExit: of status 130 or 143, after a signal.
+    """
+    from torchcaps.distributed import current
+
+    ranks = current()
+    with graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught:
+        try:
+            yield [tc.training.StopWhen(lambda: bool(caught)), tc.training.ProgressBar(title)]
+        except tc.training.Interrupted as stop:
+            ignore_signals()
+            note(f"{stop}; {advice}")
+            number = caught[0] if caught else signal.SIGINT  # another process may have got it
+            raise SystemExit(128 + number) from stop
+
+
+def ignore_signals() -> None:
+    """Ignore signals from here on: the program is about to end, and its status is known.
+
+    Python takes its own handlers away before it ends; a Ctrl-C that came then would kill it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _handling(
+    handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals
+) -> Iterator[None]:
+    """Replace the handlers of these signals for a while, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = list(map(signal.signal, numbers, repeat(handler)))
+    try:
+        yield
+    finally:
+        for number, former in zip(numbers, before, strict=True):
+            if signal.getsignal(number) is handler:  # not replaced meanwhile
+                signal.signal(number, former)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, show
 from torchcaps.cli.parser import Json
-from torchcaps.progress import progress_bar
 
 
 def models(*, pattern: str = "*", json: Json = False) -> int:
@@ -133,7 +132,7 @@ def _list_datasets(json: bool) -> int:
 
 def _fetch(name: str, root: Path | None) -> int:
     """Download a data set, and print its folder."""
-    with progress_bar(f"fetching {name}") as bar:
+    with tc.training.callbacks.progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
 
         def progress(file: str, num_bytes: int, total: int | None) -> None:

@@ -13,10 +13,9 @@ from contextlib import (
 )
 
 import torchcaps as tc
-from torchcaps.cli import lists, pictures, predict, report, reproduce, train
-from torchcaps.cli.console import UsageError
+from torchcaps.cli import lists, predict, report, train
+from torchcaps.cli.console import UsageError, ignore_signals, sigterm_as_exit
 from torchcaps.cli.parser import find_values, hinted, parse
-from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 
 # A function's keyword-only parameters are its flags, beside `--import` and `--threads`; its
 # docstring is its help.
@@ -24,17 +23,17 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
     "evaluate": report.evaluate,
     "predict": predict.predict,
-    "reconstruct": pictures.reconstruct,
-    "perturb": pictures.perturb,
+    "reconstruct": report.reconstruct,
+    "perturb": report.perturb,
     "compare": report.compare,
     "diagnose": report.diagnose,
     "report": report.report,
-    "explore": pictures.explore,
+    "explore": report.explore,
     "import": lists.import_weights,
     "models": lists.models,
     "recipes": lists.recipes,
     "data": lists.data,
-    "reproduce": reproduce.run_experiment,
+    "reproduce": train.run_experiment,
     "doctor": lists.doctor,
 }
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share

@@ -261,7 +261,8 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
     check_known("command", name, commands)
     words = list(map(_normalize, words[1:]))
     import_modules(words)
-    parser = _make_parser(name, commands[name], is_short=HELP_ALL not in words)
+    command = commands[name]
+    parser = _make_parser(name, command, is_short=HELP_ALL not in words)
     values, unknown = parser.parse_known_intermixed_args(words)
     if unknown and unknown[0].startswith("-"):
         known = [option for action in parser._actions for option in action.option_strings]
@@ -269,16 +270,11 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
         raise UnknownNameError("flag", unknown[0], known, hint)
     if unknown:
         parser.error(f"expected no further words, got {' '.join(unknown)}")
-    return _make_call(commands[name], vars(values))
-
-
-def _make_call(command: Command, values: Mapping[str, Any]) -> partial[int]:
-    """The call of a command with these values of arguments, by the keys of `list_arguments`."""
     if "threads" in values:
-        use_threads(values["threads"])
+        use_threads(values.threads)
     hints = get_type_hints(command)
     arguments: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, value in vars(values).items():  # by the keys of `list_arguments`
         name, _, member = key.partition(".")
         if member:
             arguments.setdefault(name, {})[member] = value

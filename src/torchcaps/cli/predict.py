@@ -76,7 +76,10 @@ def predict(
     from torchcaps.reporting.prediction import Predictor
 
     run, inputs = _split_paths(paths)
-    flags = [f"--{name.replace('_', '-')}" for name, choice in vars(results).items() if choice]
+    flags = []
+    for name, choice in vars(results).items():
+        if choice:
+            flags.append(f"--{name.replace('_', '-')}")
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size
@@ -144,11 +147,9 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         results: the format.
         top_k: number of classes of an image in a table.
     """
-    from torchcaps.reporting.prediction import columns
+    from torchcaps.reporting.prediction import columns, csv_lines, json_lines, open_row_file
 
     if file := results.output_file or results.parquet:
-        from torchcaps.reporting.row_files import open_row_file
-
         with ExitStack() as stack:
             with usage():
                 write_row = stack.enter_context(open_row_file(file, top_k))
@@ -165,12 +166,8 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         yield rows.append
         print_json(rows)
     elif results.jsonl:
-        from torchcaps.reporting.row_files import json_lines
-
         yield json_lines(sys.stdout)
     elif results.csv:
-        from torchcaps.reporting.row_files import csv_lines
-
         yield csv_lines(sys.stdout, top_k)
     else:
         table: list[list[str]] = []

@@ -1,5 +1,9 @@
-"""torchcaps evaluate, torchcaps report, torchcaps compare and torchcaps diagnose."""
+"""Commands that look at a trained model: its figures, its report, and what its capsules encode.
 
+torchcaps evaluate, report, compare, diagnose, reconstruct, perturb and explore.
+"""
+
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +16,7 @@ from torchcaps.cli.console import (
     note_without_plots,
     print_json,
     show,
+    sigterm_as_exit,
     usage,
 )
 from torchcaps.cli.parser import (
@@ -21,7 +26,9 @@ from torchcaps.cli.parser import (
     Json,
     Root,
     Run,
+    RunOrOurs,
     check_flag,
+    use_threads,
 )
 
 
@@ -145,7 +152,7 @@ def compare(
         adjust: p-values of the other comparisons that are read together with this one, for Holm's
             correction.
     """
-    from torchcaps.reporting.answers import read_margin
+    from torchcaps.reporting.evaluated import read_margin
 
     if not others:
         if len(runs) != 2:
@@ -224,3 +231,125 @@ def _check_different(runs: Sequence[Path]) -> None:
     """Raise UsageError if a run folder is named twice."""
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("runs: expected different run folders, got one of them twice")
+
+
+def reconstruct(
+    run: RunOrOurs = None,
+    *,
+    images: Sequence[Path] = (),
+    data: Data = None,
+    root: Root = None,
+    per_class: int = 2,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Draw images above their reconstructions from the longest capsule.
+
+    Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
+
+    Args:
+        images: Your own image file or folder instead of test images; may be given several times.
+        per_class: Test images of each class; at most 80 pairs are drawn, evenly spread.
+        seed: Seed of the choice of test images.
+        output: The picture; by default plots/reconstructions.png in the run folder, or in the
+            current folder.
+    """
+    check_flag("--per-class", per_class, low=1)
+    picture = tc.reporting.reconstruct_run(
+        run or tc.models.weights_file(),
+        images,
+        data=data,
+        root=root,
+        per_class=per_class,
+        seed=seed,
+        output=output,
+    )
+    print(picture)
+    return 0
+
+
+def perturb(
+    run: RunOrOurs = None,
+    *,
+    images: Sequence[Path] = (),
+    data: Data = None,
+    root: Root = None,
+    span: float = 0.25,
+    steps: int = 11,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Change each pose dimension and decode, to see what it encodes: a grid a class or image.
+
+    Example: torchcaps perturb runs/capsnet-digits
+
+    Args:
+        images: Your own image file or folder instead of one test image per class; may be given
+            several times.
+        span: Largest change of a dimension in both directions.
+        steps: Number of steps; with an odd number, the middle one is the unchanged capsule.
+        seed: Seed of the choice of test images.
+        output: Folder of the pictures; by default plots/ in the run folder, or in the current
+            folder.
+    """
+    check_flag("--span", span, low=0)
+    check_flag("--steps", steps, low=2)
+    pictures = tc.reporting.perturb_run(
+        run or tc.models.weights_file(),
+        images,
+        data=data,
+        root=root,
+        span=span,
+        steps=steps,
+        seed=seed,
+        output=output,
+    )
+    print(*pictures, sep="\n")
+    return 0
+
+
+def explore(
+    run: RunOrOurs = None,
+    other: Path | None = None,
+    *,
+    data: str | None = None,
+    root: Root = None,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    open: bool = True,
+    device: Device = "auto",
+    threads: int = 1,
+) -> int:
+    """Serve a page on this machine to draw a digit and watch the capsules. Ctrl-C ends it.
+
+    Example: torchcaps explore runs/capsnet-digits
+
+    Args:
+        other: A second run folder or model file, to compare with on the same input.
+        data: Data set, by name or path, to choose test images from; by default the run's own.
+        host: Address to listen on; for any address but this machine's own, requests need the token in
+            the printed address.
+        port: First port to try; the next ones are tried if it is in use.
+        open: Open the page in the browser; --no-open does not.
+        threads: Processor threads; more threads hardly help for one image at a time.
+    """
+    check_flag("--port", port, low=0, high=65535)
+    use_threads(threads)
+    note("reading the model ...")
+    try:
+        with sigterm_as_exit(os._exit):  # it writes nothing, and may be in the middle of a pass
+            tc.explore(
+                run,
+                other,
+                data=data,
+                root=root,
+                host=host,
+                port=port,
+                open_page=open,
+                device=device,
+                log=lambda line: print(line, flush=True),
+                warn=note,
+            )
+    except KeyboardInterrupt:
+        note("stopped")
+    return 0

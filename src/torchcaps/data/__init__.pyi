@@ -17,9 +17,12 @@ from torchcaps.data.augment import (
 )
 from torchcaps.data.classes import (
     LabelTree as LabelTree,
+    few_labels as few_labels,
     label_tree as label_tree,
     match_classes as match_classes,
     multi_hot as multi_hot,
+    stratified_folds as stratified_folds,
+    stratified_split as stratified_split,
 )
 from torchcaps.data.dataset import Batch as Batch, Dataset as Dataset, Maker as Maker
 from torchcaps.data.files import DiskDataset as DiskDataset
@@ -54,10 +57,5 @@ from torchcaps.data.sources import (
     Rendering as Rendering,
     fetch_dataset as fetch_dataset,
     verify_dataset as verify_dataset,
-)
-from torchcaps.data.splits import (
-    few_labels as few_labels,
-    stratified_folds as stratified_folds,
-    stratified_split as stratified_split,
 )
 from torchcaps.data.table import read_table as read_table

@@ -1,7 +1,9 @@
 """The named data sets and the file formats, and the functions that read them."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace as with_changes
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -70,6 +72,29 @@ class DatasetInfo:
     system_folders: tuple[Path, ...] = ()
     embedded: Path | None = None
     made_from: str | None = None
+
+
+@cache
+def _published() -> dict[str, dict[str, Any]]:
+    text = Path(__file__).with_name("sets").joinpath("published.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def published_set(name: str, **fields: Any) -> DatasetInfo:
+    """The facts about a set in `sets/published.toml`.
+
+    Args:
+        name: of the set.
+        fields: of `DatasetInfo`, which the table has not.
+
+    Returns:
+        All that is known about it.
+    """
+    facts = _published()[name]
+    digests = {file: digest or None for file, digest in facts["sha256"].items()}
+    shape = tuple(facts["image_shape"])
+    lists = {"classes": tuple(facts["classes"]), "image_shape": shape, "sha256": digests}
+    return DatasetInfo(**facts | fields | lists, name=name)
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,29 @@
 Classes whose names are paths from coarse to fine, such as `clothing/tops/shirt`, form a label tree.
 A set carries its tree in the names of its classes. So do its subsets, its splits, and the models
 trained on it.
+
+Items are held out, and divided into folds, class by class, and the same way each time.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.data.dataset import Dataset
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
 
+if TYPE_CHECKING:
+    from torchcaps.data.dataset import Dataset
+
+TEST_FRACTION = 0.2
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
 
 
@@ -137,3 +146,226 @@ def label_tree(classes: Sequence[str]) -> LabelTree | None:
         levels.insert(0, level)
         parents.insert(0, tuple(map(level.index, parent_names)))
     return LabelTree(tuple(levels), tuple(parents))
+
+
+def stratified_split(
+    labels: Tensor,
+    fraction_or_count: float,
+    seed: int = 0,
+    *,
+    groups: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Split images in two parts, in the same proportion from every class.
+
+    Args:
+        labels: `[n]` integers.
+        fraction_or_count: a float in (0, 1) is the fraction of each class to hold out, at least one
+            image of every class that has two. An int in 1..n-1 is the number in all, divided among
+            the classes by largest remainder.
+        seed: 0 or more. The same seed gives the same split on every machine and version.
+        groups: `[n]` integers. Images of one class with equal values stay together: the fraction is
+            then one of the groups of each class, and a count is taken as the fraction it is of all
+            images.
+
+    Returns:
+        Indices to keep and indices to hold out: int64 on the CPU, each ascending, together all of
+        0..n-1.
+
+    Raises:
+        DataError: nothing is left on one side.
+
+    Example:
+        >>> train, test = stratified_split(torch.tensor([0, 0, 0, 1, 1, 1]), 2)
+        >>> len(train), len(test)
+        (4, 2)
+    """
+    array = labels.cpu().numpy()
+    num_images = len(array)
+    if groups is None:
+        _, sizes = np.unique(array, return_counts=True)
+        quotas = _quotas(sizes, fraction_or_count)
+        is_test = np.zeros(num_images, dtype=bool)
+        is_test[_choose(array, quotas, seed)] = True
+    else:  # each group counts once
+        members = np.stack([array, groups.cpu().numpy()], axis=1)
+        pairs, group_of_image = np.unique(members, axis=0, return_inverse=True)
+        fraction = fraction_or_count
+        if isinstance(fraction_or_count, int):
+            fraction = fraction_or_count / num_images
+        _, test_groups = stratified_split(torch.from_numpy(pairs[:, 0]), fraction, seed)
+        is_test = np.isin(group_of_image.reshape(-1), test_groups.numpy())
+    if is_test.all() or not is_test.any():
+        raise DataError(
+            f"holdout: {fraction_or_count} of {num_images} images leaves nothing on one side"
+        )
+    train = torch.from_numpy(np.flatnonzero(~is_test))
+    return train, torch.from_numpy(np.flatnonzero(is_test))
+
+
+def first_labels(labels: Tensor) -> Int64[Tensor, " n"]:
+    """The class of each item `[n]`; of several classes `[n, classes]` the first one."""
+    return labels if labels.dim() == 1 else labels.argmax(dim=1)
+
+
+def group_strata(labels: Tensor, groups: Tensor | None) -> Int64[Tensor, " n"]:
+    """The class by which each image is counted in a split that keeps groups together.
+
+    A group whose images are of several classes counts for the rarest of them, which would else be
+    easily missing on one side.
+
+    Args:
+        labels: `[n]` integers.
+        groups: `[n]` integers; None where each image is by itself.
+
+    Returns:
+        `[n]`, on the CPU with groups: one class for all images of a group.
+    """
+    if groups is None:
+        return labels
+    array = labels.cpu().numpy()
+    rarest_first = np.argsort(np.bincount(array)[array], kind="stable")
+    group_array = groups.cpu().numpy()[rarest_first]
+    _, positions, group_of_image = np.unique(group_array, return_index=True, return_inverse=True)
+    strata = np.empty_like(array)
+    strata[rarest_first] = array[rarest_first][positions[group_of_image.reshape(-1)]]
+    return torch.from_numpy(strata)
+
+
+def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
+    """Choose random images of each class; a smaller choice is part of a larger one.
+
+    Args:
+        labels: `[n]` integers.
+        per_class: from 1 to the images of the rarest class.
+        seed: 0 or more. The same seed gives the same images on every machine and version.
+
+    Returns:
+        Ascending indices `[classes * per_class]`.
+
+    Raises:
+        ArgumentError: another shape of labels, or `per_class` out of range.
+    """
+    check_shape("labels", labels, ("n",))
+    array = labels.cpu().numpy()
+    classes, sizes = np.unique(array, return_counts=True)
+    check_range("per_class", per_class, low=1)
+    if sizes.min() < per_class:
+        rarest = int(classes[sizes.argmin()])
+        raise ArgumentError(
+            "per_class",
+            f"expected at most {sizes.min()}, the images of class {rarest}, got {per_class}",
+        )
+    indices = _choose(array, np.full(len(classes), per_class), seed)
+    return torch.from_numpy(np.sort(indices))
+
+
+def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
+    """Random indices, so many of each class."""
+    # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between
+    # versions.
+    random = np.random.RandomState(seed)
+    pairs = zip(np.unique(labels), quotas, strict=True)
+    return np.concatenate(
+        [random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs]
+    )
+
+
+def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
+    """How many images of each class to hold out."""
+    if isinstance(fraction_or_count, int):
+        count = fraction_or_count
+        total = int(sizes.sum())
+        if not 0 < count < total:
+            raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
+        exact = sizes * (count / total)
+        quotas = np.floor(exact).astype(np.int64)
+        remainders = np.argsort(quotas - exact, kind="stable")  # largest first
+        quotas[remainders[: count - int(quotas.sum())]] += 1
+        return quotas
+    if not 0 < fraction_or_count < 1:
+        raise DataError(
+            "holdout: expected a fraction between 0 and 1 or a whole count, "
+            f"got {fraction_or_count}"
+        )
+    rounded = np.rint(sizes * fraction_or_count)
+    return np.minimum(np.maximum(rounded, 1), sizes - 1).astype(np.int64)
+
+
+def stratified_folds(
+    labels: Int64[Tensor, " n"],
+    num_folds: int,
+    seed: int = 0,
+    *,
+    groups: Int64[Tensor, " n"] | None = None,
+) -> Int64[Tensor, " n"]:
+    """Divide images into folds, each with its share of every class.
+
+    Args:
+        labels: `[n]` classes, integers from 0.
+        num_folds: 2 or more; at most n, and at most the number of groups.
+        seed: 0 or more. The same seed gives the same folds on every machine and version.
+        groups: `[n]` integers. Images with equal values are in one fold, whatever their classes.
+            Without groups the folds differ by at most one image, in all and of each class. With
+            groups they are as even as the groups allow.
+
+    Returns:
+        `[n]` the fold of each image, from 0, on the CPU. No fold is empty.
+
+    Raises:
+        ArgumentError: a number of folds out of range, or tensors that do not fit.
+    """
+    check_shape("labels", labels, ("n",))
+    check_range("folds", num_folds, low=2)
+    array = labels.cpu().numpy()
+    units = np.arange(len(array))
+    if groups is not None:
+        check_shape("groups", groups, ("n",), n=len(labels))
+        _, units = np.unique(groups.cpu().numpy(), return_inverse=True)
+    num_units = int(units.max()) + 1
+    if num_units < num_folds:
+        kind = "images" if groups is None else "groups"
+        raise ArgumentError("folds", f"expected at most {num_units}, the {kind}, got {num_folds}")
+    # RandomState is frozen by numpy's policy; see `stratified_split`.
+    order = np.random.RandomState(seed).permutation(num_units)
+    if groups is None:
+        # Dealt out to the folds in turn, class after class, as cards.
+        folds = np.empty(num_units, dtype=np.int64)
+        folds[order[np.argsort(array[order], kind="stable")]] = np.arange(num_units) % num_folds
+        return torch.from_numpy(folds)
+    counts = np.zeros((num_units, int(array.max()) + 1))
+    np.add.at(counts, (units, array), 1)
+    return torch.from_numpy(_assign(counts, order, num_folds)[units])
+
+
+def _assign(
+    counts: NDArray[np.float64], order: NDArray[np.int64], num_folds: int
+) -> NDArray[np.int64]:
+    """Assign groups to folds, the largest first, each where the classes then are most even.
+
+    Args:
+        counts: images of each class in each group, `[groups, classes]`.
+        order: of groups of equal size.
+        num_folds: number of folds.
+
+    Returns:
+        `[groups]` the fold of each.
+    """
+    # A class counts the same whatever its size.
+    shares = counts / counts.sum(axis=0).clip(min=1)
+    sizes = counts.sum(axis=1)
+    by_size = order[np.argsort(-sizes[order], kind="stable")]
+    fold_shares = np.zeros((num_folds, counts.shape[1]))
+    fold_sizes = np.zeros(num_folds)
+    folds = np.empty(len(counts), dtype=np.int64)
+    for place, group in enumerate(by_size):
+        # Adding s to a fold of share f raises the sum of squares by 2 f s + s²: the smaller the
+        # sum, the more even are the folds.
+        increases = fold_shares @ shares[group]
+        fold = np.lexsort((fold_sizes, increases))[0]
+        empty = np.flatnonzero(fold_sizes == 0)
+        if len(by_size) - place == len(empty):  # the other folds would stay empty
+            fold = empty[0]
+        folds[group] = fold
+        fold_shares[fold] += shares[group]
+        fold_sizes[fold] += sizes[group]
+    return folds

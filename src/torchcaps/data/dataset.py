@@ -14,9 +14,9 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
+from torchcaps.data.classes import first_labels, group_strata, stratified_split
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
-from torchcaps.data.splits import first_labels, group_strata, stratified_split
 from torchcaps.errors import DataError
 
 MAX_CLASSES = 10_000
@@ -76,8 +76,7 @@ class Maker:
         Returns:
             The training set and the validation set.
         """
-        labels = first_labels(images.labels)
-        strata = labels if images.groups is None else group_strata(labels, images.groups)
+        strata = group_strata(first_labels(images.labels), images.groups)
         train, val = stratified_split(strata, fraction_or_count, seed, groups=images.groups)
         return images.subset(train), images.subset(val)
 

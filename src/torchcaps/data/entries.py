@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
-from torchcaps.data.classes import unknown_classes
+from torchcaps.data.classes import TEST_FRACTION, group_strata, stratified_split, unknown_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.reading import FLOOR, RATIO
-from torchcaps.data.splits import TEST_FRACTION, group_strata, stratified_split
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
 NAMED_DAMAGED = 20  # damaged files that an error or a note names
@@ -123,7 +122,7 @@ def in_split(
     elif request.classes is not None:
         indices = list(range(len(labels)))
     elif split != "val":
-        strata = labels if groups is None else group_strata(labels, groups)
+        strata = group_strata(labels, groups)
         try:
             train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
         except DataError:
@@ -193,7 +192,9 @@ def read_entries(
     split_files = tuple(entries[index].file for index in indices)
     try:
         images = _encode_images(split_files, readable, request, open_image)
-        stays = can_stay and _stays(images, request)
+        is_large = images.shape.numel() > (request.max_bytes or _default_memory())
+        is_auto = request.storage == "auto"
+        stays = can_stay and (request.storage == "disk" or (is_auto and is_large))
         if not stays:
             check_fits(name, images.shape.numel(), split_files, request)
         inputs: Any = images if stays else images.decode()
@@ -269,12 +270,6 @@ def _summary(
         target = request.options.group_column or GROUP
         notes.append(f"{name}: {len(groups):,} groups by {target!r}, each on one side of a split")
     return notes
-
-
-def _stays(images: EncodedImages, request: ReadRequest) -> bool:
-    """Whether images stay on disk, as is requested or by their size."""
-    is_large = images.shape.numel() > (request.max_bytes or _default_memory())
-    return request.storage == "disk" or (request.storage == "auto" and is_large)
 
 
 def _encode_images(

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from torchcaps.data.dataset import Batch, Dataset, select_rows
-from torchcaps.data.images import ImageSource, decode_image
+from torchcaps.data.images import ImageSource, check_size, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
 from torchcaps.errors import DataError, check_range
 
@@ -78,13 +78,7 @@ class EncodedImages:
         target = self.img_size if self.is_resized else None
         for index, file in enumerate(map(os.fsdecode, self.files.tolist())):
             image = decode_image(self.open_image(file), target, self.in_chans, name=file)
-            if image.shape[1:] != self.img_size:
-                height, width = image.shape[1:]
-                raise DataError(
-                    f"{file}: expected an image of {self.img_size[0]} × {self.img_size[1]} (height "
-                    f"× width), as the first one of the set is, got {height} × {width}; "
-                    "give img_size (--img-size) to resize them all"
-                )
+            check_size(file, image, self.img_size)
             pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
         return pixels
 

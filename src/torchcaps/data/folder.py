@@ -29,8 +29,8 @@ from torchcaps.data.images import (
     natural_key,
 )
 from torchcaps.data.reading import read_errors
-from torchcaps.errors import DataError
-from torchcaps.words import counted, join_names
+from torchcaps.errors import DataError, counted
+from torchcaps.words import join_names
 
 LABEL_SUFFIXES = (".cls", ".json")
 LABEL_KEYS = ("label", "cls", "class")  # of a .json file

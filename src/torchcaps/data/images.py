@@ -4,7 +4,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -140,21 +140,18 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
     return key
 
 
-def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
-    """Check that all images `[channels, height, width]`, by their files, have one size.
+def check_size(file: str, image: Tensor, size: Sequence[int]) -> None:
+    """Check that an image `[channels, height, width]` has the size of the first one of its set.
 
     Raises:
-        DataError: an image differs in size from the first one.
+        DataError: it has another one.
     """
-    first = next(iter(images))
-    height, width = images[first].shape[1:]
-    for file, image in images.items():
-        if image.shape[1:] != (height, width):
-            raise DataError(
-                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
-                f"{file} is {image.shape[1]} × {image.shape[2]}); "
-                "give img_size (--img-size) to resize them all"
-            )
+    if image.shape[1:] != size:
+        sizes = [f"{height} × {width}" for height, width in (size, image.shape[1:])]
+        raise DataError(
+            f"{file}: expected an image of {sizes[0]} (height × width), as the first one of the set "
+            f"is, got {sizes[1]}; give img_size (--img-size) to resize them all"
+        )
 
 
 @contextmanager

@@ -47,21 +47,20 @@ def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
     """
     if in_chans is not None:
         images = to_channels(images, in_chans)
-    if img_size is None or size_pair(img_size) == tuple(images.shape[2:]):
+    if img_size is None or size_pair(img_size) == images.shape[2:]:
         return images
-    resized = [_resize(chunk, size_pair(img_size)) for chunk in images.split(CHUNK)]
+    size = size_pair(img_size)
+    resized = []
+    for chunk in images.split(CHUNK):
+        # uint8 is resized in float32 and rounded, so that both types give the same picture.
+        pixels = F.interpolate(chunk.float(), size, mode="bilinear", antialias=True)
+        resized.append(_to_range(pixels, images.dtype))
     return torch.cat(resized)
 
 
 def resize_masks(masks: Tensor, size: Sequence[int]) -> Tensor:
     """Masks `[n, height, width]` of another size; a pixel takes the class of the nearest one."""
     return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
-
-
-def _resize(images: Images, size: tuple[int, int]) -> Images:
-    # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
-    resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
-    return _to_range(resized, images.dtype)
 
 
 def _to_range(images: Tensor, dtype: torch.dtype) -> Images:
@@ -163,16 +162,27 @@ def check_pixels(source: str, images: Images) -> None:
     if images.dtype != torch.float32:
         raise DataError(f"{source}: expected images of type uint8 or float32, got {images.dtype}")
     low, high = images.aminmax()
-    if not (low.isfinite() and high.isfinite()):
-        is_bad = ~images.flatten(1).isfinite().all(dim=1)
-        raise DataError(
-            f"{source}: image {int(is_bad.nonzero()[0])} (one of {int(is_bad.sum())}) "
-            "holds NaN or infinite pixels"
-        )
-    if low < 0 or high > 1:
+    if not (low >= 0 and high <= 1):
+        check_finite(source, images, "image")
         raise DataError(
             f"{source}: expected float pixels in [0, 1], got {low:g} to {high:g}; "
             "scale them, or store 0..255 as uint8"
+        )
+
+
+def check_finite(source: str, inputs: Shaped[Tensor, "n ..."], kind: str) -> None:
+    """Check that all numbers are finite.
+
+    Args:
+        source: beginning of the DataError.
+        inputs: of a set.
+        kind: what one of them is called.
+    """
+    is_bad = ~inputs.flatten(1).isfinite().all(dim=1)
+    if is_bad.any():
+        raise DataError(
+            f"{source}: {kind} {int(is_bad.nonzero()[0])} (one of {int(is_bad.sum())}) holds NaN "
+            "or infinite numbers"
         )
 
 
@@ -181,19 +191,26 @@ def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 
-def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
+def random_crop(images: Images, size: int | tuple[int, int], *, generator: Generator) -> Images:
     """Cut a window out of each image.
 
     Args:
         images: `[batch, channels, height, width]`.
-        size: side of the square window in pixels, at most the smaller side of the images.
+        size: (height, width) of the window in pixels, or one side of a square, at most those of the
+            images.
         generator: draws the place of each window uniformly.
 
     Returns:
-        `[batch, channels, size, size]`.
+        `[batch, channels, *size]`.
     """
-    _check_size(images, size)
-    return random_windows(images, (size, size), generator)
+    window = size_pair(size)
+    _check_size(images, window)
+    # The first row and the first column of each window, both [batch].
+    row, column = (
+        random_offsets(len(images), length, side, generator)
+        for length, side in zip(images.shape[2:], window, strict=True)
+    )
+    return windows_at(images, window, row, column)
 
 
 def center_crop(images: Images, size: int) -> Images:
@@ -208,29 +225,17 @@ def center_crop(images: Images, size: int) -> Images:
     Returns:
         `[batch, channels, size, size]`.
     """
-    _check_size(images, size)
-    height, width = images.shape[2:]
-    row = (height - size) // 2
-    column = (width - size) // 2
-    rows = slice(row, row + size)
-    columns = slice(column, column + size)
-    return images[:, :, rows, columns]
+    _check_size(images, (size, size))
+    for axis in (2, 3):
+        images = images.narrow(axis, (images.shape[axis] - size) // 2, size)
+    return images
 
 
-def _check_size(images: Images, size: int) -> None:
-    """Raise ValueError unless a square of this side fits into the images."""
+def _check_size(images: Images, size: tuple[int, int]) -> None:
+    """Raise ValueError unless a window of this size fits into the images."""
     check_shape("images", images, AXES)
-    height, width = images.shape[2:]
-    check_range("size", size, low=1, high=min(height, width))
-
-
-def random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
-    """Cut a window of `size` (height, width) out of each image, its place drawn uniformly."""
-    height, width = images.shape[2:]
-    # The first row and the first column of each window, both [batch].
-    row = random_offsets(len(images), height, size[0], generator)
-    column = random_offsets(len(images), width, size[1], generator)
-    return windows_at(images, size, row, column)
+    for side, length in zip(size, images.shape[2:], strict=True):
+        check_range("size", side, low=1, high=length)
 
 
 def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor) -> Images:
@@ -245,10 +250,8 @@ def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor)
     Returns:
         `[batch, channels, *size]`.
     """
-    height, width = size
     # A view of all windows: [batch, channels, rows, columns, height, width].
-    windows = images.unfold(2, height, 1)
-    windows = windows.unfold(3, width, 1)
+    windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)
     # One of them is copied for each image.
     index = torch.arange(len(images), device=row.device)
     index, row, column = to_device(torch.stack([index, row, column]), images.device)

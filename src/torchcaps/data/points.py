@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import in_split
-from torchcaps.data.pixels import Size, size_pair
+from torchcaps.data.pixels import Size, check_finite, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import open_arrays
 from torchcaps.errors import DataError, named_shape
@@ -37,8 +37,7 @@ class PointPreprocess(Preprocess, kind="points"):
                 f"{source}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, "
                 f"got {named_shape(AXES, shape)} of {inputs.dtype}"
             )
-        if not inputs.isfinite().all():
-            raise DataError(f"{source}: holds NaN or infinite coordinates")
+        check_finite(source, inputs, "set")
 
     @classmethod
     def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
@@ -126,12 +125,7 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
     if sets.dtype.kind not in "iuf":
         raise DataError(f"{source}: expected coordinates that are numbers, got {sets.dtype}")
     points = sets.astype(np.float64)
-    is_bad = ~np.isfinite(points).all(axis=(1, 2))
-    if is_bad.any():
-        raise DataError(
-            f"{source}: set {is_bad.argmax()} (one of {is_bad.sum()}) holds NaN or infinite "
-            "coordinates"
-        )
+    check_finite(source, torch.from_numpy(points), "set")
     largest = np.abs(points).max(axis=(1, 2), keepdims=True)
     points /= np.where(largest > 0, largest, 1.0)
     points -= points.mean(axis=1, keepdims=True)

@@ -18,6 +18,7 @@ from torchcaps.data.pixels import (
     Size,
     array_images,
     center_crop,
+    check_finite,
     check_images,
     check_pixels,
     fit_images,
@@ -212,8 +213,7 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
         check_images(source, inputs)
         if inputs.dtype != torch.float32:
             raise DataError(f"{source}: expected float32, got {inputs.dtype}")
-        if not inputs.isfinite().all():
-            raise DataError(f"{source}: expected finite numbers, got NaN or infinite ones")
+        check_finite(source, inputs, "array")
 
     def __call__(
         self, image: Picture | bytes, name: str | None = None

@@ -29,7 +29,7 @@ from torchcaps.data._registry import (
     dataset_reader,
 )
 from torchcaps.data.load import default_cache_dir, not_found, places
-from torchcaps.data.reading import open_file, read_errors
+from torchcaps.data.reading import open_file, plain_or_packed, read_errors
 from torchcaps.errors import DataError
 
 NPM = "npm:"
@@ -298,17 +298,10 @@ def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
         return list(filter(None, (_count_images(info, folder, split) for split in SPLITS)))
     checks = []
     for file, digest in info.sha256.items():
-        path = _locate(folder, file)
+        path = plain_or_packed(folder, file.replace("-idx", "[-.]idx")) or folder / file
         fault = _file_fault(path, digest)
         checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
     return checks
-
-
-def _locate(folder: Path, file: str) -> Path:
-    """Where `file` is in `folder`: under its name, or with `.gz`, or with `.idx` for `-idx`."""
-    names = (file, file.replace("-idx", ".idx"))
-    paths = [folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
-    return next(filter(Path.is_file, paths), paths[0])
 
 
 def _count_images(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     options = request.options
-    labels = tuple(map(str.strip, (options.label_column or "label").split(",")))
+    columns = tuple(map(str.strip, (options.label_column or "label").split(",")))
     entries = []
     missing = {}
     with csv_rows(path) as rows:
@@ -60,7 +59,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
         if {"image", "mask"} <= set(header) and is_plain:
             return read_mask_table(path, rows, request)
         file = "image" if "image" in header and "file" not in header else "file"
-        for column in filter(None, (file, *labels, options.group_column)):
+        for column in filter(None, (file, *columns, options.group_column)):
             if column not in header:
                 raise DataError(
                     f"{path}: no column {column!r}; expected file,label or what label_column "
@@ -70,11 +69,26 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
         for row in rows:
             line = f"{path} line {rows.line_num}"
             name = (row[file] or "").strip()
-            entry = _read_row(line, name, row, labels, options)
-            entry = entry._replace(file=os.path.join(path.parent, name))
-            entries.append(entry)
-            if not os.path.isfile(entry.file):
-                missing[entry.file] = f"{line}: no such file {entry.file}"
+            labels = [(row[column] or "").strip() for column in columns]
+            if options.label_separator:
+                joined = options.label_separator.join(labels)
+                labels = [label.strip() for label in joined.split(options.label_separator)]
+            labels = list(filter(None, labels))  # an image may have fewer than others
+            if not labels or len(set(labels)) < len(labels):
+                raise DataError(
+                    f"{line}: expected a label, or different ones, for {name}, got {labels}"
+                )
+            group = find_group(options.group_pattern, name)
+            if options.group_column is not None:
+                group = (row[options.group_column] or "").strip()
+                if not group:
+                    raise DataError(
+                        f"{line}: expected a {options.group_column!r}, which names a group"
+                    )
+            image = os.path.join(path.parent, name)
+            entries.append(Entry(image, tuple(labels), row_split(line, row), group))
+            if not os.path.isfile(image):
+                missing[image] = f"{line}: no such file {image}"
     notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
     entries = [entry for entry in entries if entry.file not in missing]
     return read_entries(path.stem, entries, request, notes=notes)
@@ -87,26 +101,3 @@ register_format(
     splits=SPLITS_WITH_VAL,
     options=tuple(field.name for field in fields(ReadOptions)),
 )
-
-
-def _read_row(
-    line: str,
-    file: str,
-    row: Mapping[str, str | None],
-    columns: Sequence[str],
-    options: ReadOptions,
-) -> Entry:
-    """The image of a row, which `line` names in errors; `columns` hold its labels."""
-    labels = [(row[column] or "").strip() for column in columns]
-    if options.label_separator:
-        joined = options.label_separator.join(labels)
-        labels = [label.strip() for label in joined.split(options.label_separator)]
-    labels = list(filter(None, labels))  # an image may have fewer than others
-    if not labels or len(set(labels)) < len(labels):
-        raise DataError(f"{line}: expected a label, or different ones, for {file}, got {labels}")
-    group = find_group(options.group_pattern, file)
-    if options.group_column is not None:
-        group = (row[options.group_column] or "").strip()
-        if not group:
-            raise DataError(f"{line}: expected a {options.group_column!r}, which names a group")
-    return Entry(file, tuple(labels), row_split(line, row), group)

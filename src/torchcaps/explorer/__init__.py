@@ -1,18 +1,10 @@
 """The interactive page: draw, and watch the capsules. `Session` is the model's side."""
 
-from torchcaps.explorer.launch import explore
-from torchcaps.explorer.pictures import Motion, overlay
-from torchcaps.explorer.session import Session, open_session
-from torchcaps.explorer.views import VIEWS, View, open_views, register_view
+from torchcaps.registry import load_name, stub_names
 
-__all__ = [
-    "VIEWS",
-    "Motion",
-    "Session",
-    "View",
-    "explore",
-    "open_session",
-    "open_views",
-    "overlay",
-    "register_view",
-]
+_MODULES = stub_names(__file__)
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    return load_name(__name__, _MODULES, name)

@@ -1,5 +1,8 @@
 """A trained model and its test images, as the explorer shows them. Nothing of the web is here.
 
+Pictures are bytes `[channels, height, width]`. They are read from a file, moved, and laid over one
+another.
+
 Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017,
 arXiv 1710.09829: sections 4.1 (reconstruction), 5.1 (what the dimensions of a capsule represent)
 and 6 (overlapping digits).
@@ -9,27 +12,133 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from torchcaps.data import Dataset, Preprocess, multi_hot
-from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
+from torchcaps.data import Dataset, Preprocess, decode_image, multi_hot
+from torchcaps.data.images import opened
+from torchcaps.errors import (
+    ArgumentError,
+    DataError,
+    RunError,
+    check_known,
+    check_range,
+    check_shape,
+)
+from torchcaps.evaluation import transform_images
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
-from torchcaps.explorer.pictures import AXES, Picture
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.reporting import open_task
+from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.masks import overlays
-from torchcaps.training import load
-from torchcaps.training.device import resolve_device
-from torchcaps.types import Capsules, ModelSpec, model_metadata
+from torchcaps.types import Capsules, model_metadata
+
+MAX_PIXELS = 16_000_000  # of an image file
+AXES = ("channels", "height", "width")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+Picture = UInt8[Tensor, "channels height width"]
+
+
+@dataclass(frozen=True)
+class Motion:
+    """A change of an image about its center: resized, then turned, then moved.
+
+    Attributes:
+        degrees: of the rotation, clockwise.
+        scale: factor of its size.
+        right: pixels by which it is moved to the right.
+        down: pixels by which it is moved down.
+        changing: name of the amount that a sweep changes.
+        LIMITS: range of each amount.
+
+    Raises:
+        ValueError: for an amount out of range, or another name.
+    """
+
+    degrees: float = 0.0
+    scale: float = 1.0
+    right: float = 0.0
+    down: float = 0.0
+    changing: str = "degrees"
+    LIMITS: ClassVar = {
+        "degrees": (-180, 180),
+        "scale": (0.25, 4),
+        "right": (-512, 512),
+        "down": (-512, 512),
+    }
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.LIMITS.items():
+            check_range(name, getattr(self, name), low=float(low), high=float(high))
+        check_known("motion", self.changing, self.LIMITS)
+
+    def at(self, value: float) -> Self:
+        """The same motion with another amount of what changes."""
+        return replace(self, **cast(Any, {self.changing: value}))
+
+
+def read_picture(file: bytes, preprocess: Preprocess) -> Picture:
+    """Decode an image file for a model; gray, in every channel, unless the model takes 1 or 3.
+
+    Args:
+        file: its bytes.
+        preprocess: of the model.
+
+    Raises:
+        DataError: for what is no image of the kinds in `FORMATS`, or has more than `MAX_PIXELS`.
+    """
+    with opened(file, "image") as image:  # its header alone: nothing is decoded yet
+        if image.format not in FORMATS:
+            raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
+        if image.width * image.height > MAX_PIXELS:
+            size = f"{image.width} × {image.height}"
+            raise DataError(f"expected at most {MAX_PIXELS:,} pixels, got {size}")
+    channels = preprocess.in_chans
+    file_channels = channels if channels in (1, 3) else 1
+    pixels = decode_image(file, preprocess.img_size, file_channels, name="image")
+    return preprocess.finish(pixels.expand(channels, -1, -1).unsqueeze(0))[0].contiguous()
+
+
+def move(image: Picture, motion: Motion | None) -> Picture:
+    """The image after this motion; black comes in from outside."""
+    if motion is None:
+        return image
+    pixels = transform_images(
+        image.unsqueeze(0).float(),
+        rotation=motion.degrees,
+        scale=100 * motion.scale,
+        shift=(motion.right, motion.down),
+    )
+    return pixels[0].round().clamp(0, 255).to(image.dtype)
+
+
+def overlay(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
+    """The sum of two images, at most white.
+
+    Args:
+        first: an image.
+        second: another one, of the same shape.
+        right: pixels by which the second is moved to the right.
+        down: pixels by which the second is moved down.
+
+    Raises:
+        ValueError: for images of unequal shapes, or a move that is too large.
+    """
+    sizes = dict(zip(AXES, first.shape, strict=True))
+    check_shape("second", second, AXES, **sizes)
+    second = move(second, Motion(right=right, down=down))
+    brightness = first.int() + second.int()
+    return brightness.clamp(max=255).to(torch.uint8)
 
 
 class Session:
@@ -93,12 +202,17 @@ class Session:
         activation, pose = self.encode([self.blank])
         numbered = tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
         self.names = classes if len(classes) == len(numbered) else numbered
-        self.pose_dim = 0 if pose is None else pose.shape[-1]
+        self.pose_dim = pose.shape[-1] if self.has_poses and pose is not None else 0
         self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         examples = self.examples
+        spec = self.spec
+        # An activation is the length of a pose, a number of its own, or a probability.
+        kind = "activation" if spec.is_dense or (spec.pose and not spec.logits) else "probability"
+        if spec.activation == "length" and not spec.is_dense:
+            kind = "length"
         several = 1
         if examples is not None and self.has_labels and "labels" in examples.targets:
             several = int(examples.labels.sum(dim=1).max())
@@ -110,9 +224,9 @@ class Session:
             "parameters": parameter_count(self.model),
             "task": self.task.name,
             "labeled": self.has_labels,
-            "dense": self.spec.is_dense,
+            "dense": spec.is_dense,
             "routed": self.has_routing,
-            "activation": _activation_kind(self.spec),
+            "activation": kind,
             "several": several,
             "data": "" if examples is None else examples.name,
             "note": self.note,
@@ -150,20 +264,22 @@ class Session:
 
     def encode(
         self, images: Sequence[Picture], *, uniform: bool = False
-    ) -> tuple[Float[Tensor, "n capsules"], Float[Tensor, "n capsules dim"] | None]:
-        """Activations and poses; of a model of pixels, the share of each class.
+    ) -> tuple[Float[Tensor, "n capsules"], Tensor | None]:
+        """Activations and poses; of a model of pixels, the share of each class, and what it found.
 
         Args:
             images: of the session's shape.
             uniform: give every class the same share of every child.
 
         Returns:
-            Activations, and poses or None.
+            Activations `[n, capsules]`; and poses `[n, capsules, dim]`, or None without capsules. Of
+            a model of pixels, in their place what it found over each picture, `[n, channels,
+            height, width]`.
         """
         pixels = self.batch(images)
         with evaluating(self.model), self.routed(uniform):
             if self.spec.is_dense:
-                return overlays(self.task, pixels)[0], None
+                return overlays(self.task, pixels)
             if self.spec.pose:
                 pose, activation = self.model.capsules(pixels)
                 return activation.float().cpu(), pose.float().cpu()
@@ -210,15 +326,6 @@ class Session:
             check_range("class", label, low=0, high=len(self.names) - 1)
 
 
-def _activation_kind(spec: ModelSpec) -> str:
-    """What an activation is: the length of a pose, a number of its own, or a probability."""
-    if spec.is_dense:
-        return "activation"
-    if spec.activation == "length":
-        return "length"
-    return "activation" if spec.pose and not spec.logits else "probability"
-
-
 def open_session(
     run: str | Path,
     *,
@@ -246,7 +353,7 @@ def open_session(
     except (DataError, RunError) as error:
         if data is not None:
             raise
-        model: Any = load(run, device=resolve_device(device))
+        model = load_model(run, device)
         task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
         return Session(task, name, note=f"No test images: {error}.")
     return Session(task, name, images)

@@ -207,18 +207,6 @@ class Votes(ABC):
         """Every vote, stored, in full precision."""
         return self._memoized("dense", lambda: self._clamped(full_precision(self._compute())))
 
-    def per_child(self, x: Float[Tensor, " children *rest"]) -> Float[Tensor, " i *rest"]:
-        """Parameters of each child, repeated where several children share them.
-
-        Args:
-            x: `[children, *rest]`, of the children that have parameters of their own.
-
-        Returns:
-            `[i, *rest]`, of all children of a position.
-        """
-        times = self.count // len(x)
-        return x if times == 1 else x.repeat([times] + [1] * (x.dim() - 1))
-
     def weighted(self, coefficients: Pairs) -> Parents:
         """Each parent's weighted sum of votes, without the bias.
 
@@ -309,9 +297,7 @@ class Votes(ABC):
         return self._memo[name]
 
     def _clamped(self, votes: Tensor) -> Tensor:
-        if self.context.clamp:
-            return clamp_finite(votes, factor_limit)
-        return votes
+        return clamp_finite(votes, factor_limit) if self.context.clamp else votes
 
     def _autocast(self) -> AbstractContextManager[None]:
         """The caller's autocast, which routers are shielded from."""
@@ -327,6 +313,20 @@ class Votes(ABC):
     @abstractmethod
     def _compute(self) -> Tensor:
         """Votes `[batch, *positions, i, j, d]`."""
+
+
+def per_child(x: Float[Tensor, " children *rest"], count: int) -> Float[Tensor, " i *rest"]:
+    """Parameters of each child, repeated where several children share them.
+
+    Args:
+        x: `[children, *rest]`, of the children that have parameters of their own.
+        count: number of children of each position, i.
+
+    Returns:
+        `[i, *rest]`, of all children of a position.
+    """
+    times = count // len(x)
+    return x if times == 1 else x.repeat([times] + [1] * (x.dim() - 1))
 
 
 class DenseVotes(Votes):
@@ -464,7 +464,7 @@ class ProductVotes(Votes):
     @property
     def matrices(self) -> Float[Tensor, "i j inner outer"]:
         """The matrices of every child."""
-        return self.per_child(self.weight)
+        return per_child(self.weight, self.count)
 
     def sum(self) -> Tensor:
         if self.shift is not None:

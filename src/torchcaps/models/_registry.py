@@ -200,7 +200,10 @@ def construct_model(
     # A backbone that is read from a file (`freeze`) is not counted.
     if device is not None and device.type != "meta" and "freeze" not in parameters:
         _check_memory(name, sizes, options, device)
-    sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
+    sizes = dict(sizes)
+    for key, size in sizes.items():
+        if size is None:
+            sizes[key] = getattr(info, key)
     if not info.num_classes:
         del sizes["num_classes"]
     model = builder(**sizes, **options)

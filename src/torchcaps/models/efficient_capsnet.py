@@ -96,7 +96,9 @@ class EfficientCapsNet(DrawingModel):
     ) -> None:
         sizes = complete_stem(stem)
         # Windows of convolutions without padding that leave a map of the same size.
-        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
+        windows = []
+        for kernel, stride, _, padding in sizes:
+            windows.append((kernel - 2 * padding, stride))
         smallest = side_before(max(SMALLEST_MAP, 1 + edge), windows)
         super().__init__(num_classes, in_chans, img_size, smallest=smallest)
         check_range("slope", slope, low=0, high=1)

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchcaps.errors import counted
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router
 from torchcaps.templates import render
 from torchcaps.types import Capsules, Routed, spec_of
-from torchcaps.words import counted, join_names
+from torchcaps.words import join_names
 
 MAX_CLASSES = 12  # names in the line on classes
 
@@ -42,7 +43,7 @@ def times(sizes: Iterable[int]) -> str:
 
 def parameter_count(module: nn.Module) -> int:
     """Numbers that training can change."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(map(Tensor.numel, module.parameters()))
 
 
 def list_stages(model: Any) -> list[Stage]:

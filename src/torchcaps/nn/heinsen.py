@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torchcaps import ops
 from torchcaps.errors import check_positive, check_shape
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import Votes, per_child
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import FactorizedVotes
@@ -154,7 +154,7 @@ def _per_child(votes: Votes, parameter: Tensor) -> Tensor:
     parameter = full_precision(parameter)
     if len(parameter) == 1:
         return parameter
-    return votes.per_child(parameter)
+    return per_child(parameter, votes.count)
 
 
 @register_router("heinsen_2019")

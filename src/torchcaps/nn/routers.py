@@ -213,8 +213,7 @@ class Router(nn.Module):
 
         Args:
             votes: of a layer, or a tensor `[batch, *space, children, parents, dim]`.
-            activation: of the children of a tensor of votes, `[batch, *space, children]` in [0, 1];
-                by default 1.
+            activation: of the children of a tensor, `[batch, *space, children]` in [0, 1], or all 1.
             parents: of the iteration before, where layers route together.
             context: what the caller needs; the router says what is clamped and fixed.
 
@@ -237,14 +236,12 @@ class Router(nn.Module):
             raise ArgumentError(
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
-
         fixed = None
         if self.fixed is not None:
             seed, scale = self.fixed
             fixed = FixedCoupling(seed, scale, uses=[])
-        context = RoutingContext() if context is None else context
-        context = replace(context, clamp=not self.handles_extreme_votes, fixed=fixed)
-        votes = votes.bind(context)
+        context = context or RoutingContext()
+        votes = votes.bind(replace(context, clamp=not self.handles_extreme_votes, fixed=fixed))
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         _check_routed(self, routed, fixed)

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, steep_squash_with_length
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import Votes, per_child
 from torchcaps.nn.routers import Router, register_router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
@@ -54,7 +54,7 @@ class SelfAttentionRouting(Router):
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         u = votes.dense()
-        B = votes.per_child(full_precision(self.prior))
+        B = per_child(full_precision(self.prior), votes.count)
         u_present = u
         mask = votes.mask
         if mask is not None:  # padding has no part in a sum

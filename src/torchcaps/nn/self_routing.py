@@ -17,7 +17,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import ProductVotes, Votes, per_child
 from torchcaps.nn.routers import Router, register_router
 from torchcaps.nn.votes import checked
 from torchcaps.types import Capsules, LayerSizes, Routed
@@ -67,8 +67,8 @@ class SelfRouting(Router):
         """
         # Equation 1.
         u = clamp_finite(full_precision(votes.pose), factor_limit)
-        W_route = votes.per_child(self.choice).to(u)
-        b = votes.per_child(self.lean).to(u)
+        W_route = per_child(self.choice, votes.count).to(u)
+        b = per_child(self.lean, votes.count).to(u)
         logits = torch.einsum("...id,ijd->...ij", u, W_route) + b
         c = votes.couple(logits)
 

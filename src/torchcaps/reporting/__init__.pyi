@@ -1,17 +1,13 @@
-from torchcaps.reporting.answers import compare as compare
 from torchcaps.reporting.api import (
     can_plot as can_plot,
     diagnose as diagnose,
     evaluate as evaluate,
     evaluation_folder as evaluation_folder,
     open_task as open_task,
-    save_figure as save_figure,
-)
-from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun
-from torchcaps.reporting.html import report as report
-from torchcaps.reporting.pictures import (
     perturb_run as perturb_run,
     reconstruct_run as reconstruct_run,
+    save_figure as save_figure,
 )
+from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun, compare as compare
+from torchcaps.reporting.html import register_section as register_section, report as report
 from torchcaps.reporting.prediction import Predictor as Predictor, predict as predict
-from torchcaps.reporting.sections import register_section as register_section

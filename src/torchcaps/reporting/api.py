@@ -1,35 +1,45 @@
-"""Measurements of a trained model. Each function takes a model or a run."""
+"""Measurements of a trained model, and pictures of what its capsules encode.
+
+Each function takes a model or a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from torchcaps import evaluation
 from torchcaps.data import Dataset, load_dataset, match_classes
+from torchcaps.data.classes import first_labels
+from torchcaps.data.inputs import list_inputs
 from torchcaps.distributed import current, main_first
-from torchcaps.errors import ArgumentError, RunError
+from torchcaps.errors import ArgumentError, DataError, RunError
+from torchcaps.evaluation import example_indices
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, create_task, evaluate_task, task_class
+from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
 from torchcaps.training import Run
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.training.sampling import cropped, inside_fold, outside_fold
-from torchcaps.types import model_metadata
+from torchcaps.types import model_metadata, spec_of
+from torchcaps.words import UniqueNames
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 PLOTS = "plots"
 Progress = Callable[[int, int], None]
@@ -70,29 +80,40 @@ def open_task(
     """
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
+    path = None if isinstance(model_or_run, nn.Module) else Path(model_or_run)
     config = TrainConfig.of(task=metadata.task)
     has_run = False
-    if not isinstance(model_or_run, nn.Module):
-        path = Path(model_or_run)
-        has_run = is_run(path)
-        config = Run.open(path).config if has_run else config
-
-    is_own = data is None or (has_run and _are_same(data, config.data.name))
-    has_fold = is_own and config.data.folds is not None
+    if path is not None and is_run(path):
+        has_run = True
+        config = Run.open(path).config
+    own = config.data
+    is_own = data is None
+    if has_run and isinstance(data, str | Path):  # it may be written in another way
+        is_own = Path(data).resolve() == Path(own.name).resolve()
+    has_fold = is_own and own.folds is not None
     if data is None:
-        data = _default_data(model_or_run, config)
+        data = own.name if has_run else _shown_data(path)
     if is_own:
-        root = root or config.data.root
-        options = {"max_bytes": config.data.max_bytes, **config.data.options, **options}
+        root = root or own.root
+        options = {"max_bytes": own.max_bytes, **own.options, **options}
     elif has_run:  # of a model alone, nobody knows what it has seen
         options["classes"] = metadata.classes
-    # The test images of a fold are training images of the data set.
-    images = _load_images(model, data, root, "train" if has_fold else split, options)
+    if isinstance(data, str | Path):
+        preprocess = metadata.preprocess
+        sizes = model if preprocess is None else preprocess
+        options |= {"img_size": sizes.img_size, "in_chans": sizes.in_chans, "storage": "auto"}
+        with main_first():
+            # The test images of a fold are training images of the data set.
+            images = load_dataset(str(data), "train" if has_fold else split, root, **options)
+        if preprocess is not None:  # cropped as in its training
+            images = cropped(images, preprocess.crop)
+    else:
+        images = as_set(data)
+        if not isinstance(data, Dataset) and len(images.classes) <= len(metadata.classes):
+            images = replace(images, classes=metadata.classes)  # arrays do not name their classes
     if has_fold:
         select = inside_fold if split == "test" else outside_fold
         images = select(images, config)
-    if not isinstance(data, Dataset | str | Path) and len(images.classes) <= len(metadata.classes):
-        images = replace(images, classes=metadata.classes)  # arrays do not name their classes
 
     if task_class(config.task.name, model, images).labeled and metadata.classes:
         images = match_classes(images, metadata.classes)
@@ -102,21 +123,10 @@ def open_task(
     return create_task(model, config, images), images
 
 
-def _are_same(data: Data, name: str) -> bool:
-    """Whether a name or path is that of a run's data set, however it is written."""
-    if not isinstance(data, str | Path):
-        return False
-    path = Path(data)
-    return str(data) == name or (path.exists() and path.resolve() == Path(name).resolve())
-
-
-def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
-    """The data set of a run, or of weights that come with the package."""
-    if isinstance(model_or_run, nn.Module):
+def _shown_data(path: Path | None) -> str:
+    """The data set of weights that come with the package."""
+    if path is None:
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
-    path = Path(model_or_run)
-    if is_run(path):
-        return config.data.name
     file = path / MODEL_FILE if path.is_dir() else path
     name = read_header(file)[1].get("weights", {}).get("shown")
     if name is None:
@@ -124,31 +134,6 @@ def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
             f"{path}: a model file does not say what data it was trained on; give --data"
         )
     return str(name)
-
-
-def _load_images(
-    model: Any,
-    data: Data,
-    root: str | None,
-    split: str,
-    options: dict[str, Any],
-) -> Dataset:
-    """Images of the model's size and channels, cropped as in its training."""
-    if not isinstance(data, str | Path):
-        return as_set(data)
-    preprocess = model_metadata(model).preprocess
-    sizes = model if preprocess is None else preprocess
-    with main_first():
-        images = load_dataset(
-            str(data),
-            split,
-            root,
-            img_size=sizes.img_size,
-            in_chans=sizes.in_chans,
-            storage="auto",
-            **options,
-        )
-    return images if preprocess is None else cropped(images, preprocess.crop)
 
 
 def evaluate(
@@ -203,7 +188,12 @@ def evaluate(
     writes = output is not None and current().is_main
     folder = Path(output or "")
     if writes:
-        _check_writable(folder)
+        make_folder(folder)
+        try:
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be written to ({error.strerror})") from error
     evaluated = evaluate_task(task, images, progress=progress)
     if not writes:
         return evaluated
@@ -216,16 +206,6 @@ def evaluate(
         if isinstance(model_or_run, Run):
             save_figure(model_or_run.curves(), folder / PLOTS / "curves.png")
     return evaluated
-
-
-def _check_writable(folder: Path) -> None:
-    """Make a folder where it is missing. Raises RunError unless a file can be written into it."""
-    make_folder(folder)
-    try:
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written to ({error.strerror})") from error
 
 
 def diagnose(
@@ -260,10 +240,8 @@ def diagnose(
         DataError: if the data cannot be read.
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device)
-    baseline_model = None
-    if baseline is not None:
-        baseline_model = load_model(baseline, device)
-    return evaluation.diagnose(task.model, images, baseline=baseline_model, count=count, seed=seed)
+    other = None if baseline is None else load_model(baseline, device)
+    return evaluation.diagnose(task.model, images, baseline=other, count=count, seed=seed)
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
@@ -320,3 +298,145 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     with atomic(path) as partial:
         figure.savefig(partial, format=file_format, dpi=120)
     return path
+
+
+MAX_PAIRS = 80
+
+
+def reconstruct_run(
+    run: str | Path,
+    images: Sequence[str | Path] = (),
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    per_class: int = 2,
+    seed: int = 0,
+    output: str | Path | None = None,
+) -> Path:
+    """Write a picture of originals over their reconstructions from the longest capsule.
+
+    Of more than 80 images, 80 evenly spread ones are drawn.
+
+    Args:
+        run: a run folder or a file of weights.
+        images: own image files or folders; without them, test images.
+        data: name or path of another data set than the run's own.
+        root: where a named data set is looked for first.
+        per_class: number of test images of each class.
+        seed: of their choice.
+        output: the picture; by default plots/reconstructions.png in the run folder.
+
+    Returns:
+        The picture.
+
+    Raises:
+        RunError: for no run, or a model without a decoder.
+        DataError: if the images cannot be read.
+    """
+    from torchcaps import viz
+
+    model, originals, labels, _ = _choose_examples(run, images, data, root, per_class, seed)
+    indices = evenly(torch.arange(len(originals)), MAX_PAIRS)
+    decoded = evaluation.reconstructions(model, originals[indices])
+    figure = viz.reconstructions(
+        originals[indices],
+        decoded.images,
+        decoded.predictions if labels is None else labels[indices],
+        predictions=decoded.predictions,
+        classes=viz.names.drawable(model_metadata(model).classes),
+    )
+    return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
+
+
+def perturb_run(
+    run: str | Path,
+    images: Sequence[str | Path] = (),
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    span: float = 0.25,
+    steps: int = 11,
+    seed: int = 0,
+    output: str | Path | None = None,
+) -> list[Path]:
+    """Write a grid of reconstructions of each image: a row per pose dimension, a column per offset.
+
+    Args:
+        run: a run folder or a file of weights.
+        images: own image files or folders; without them, one test image of each class.
+        data: name or path of another data set than the run's own.
+        root: where a named data set is looked for first.
+        span: each dimension moves from -span to span.
+        steps: number of offsets, at least 2.
+        seed: of the choice of test images.
+        output: folder of the pictures; by default plots/ in the run folder.
+
+    Returns:
+        The pictures.
+
+    Raises:
+        ValueError: for `span` or `steps` out of range.
+        RunError, DataError: see `reconstruct_run`.
+    """
+    from torchcaps import viz
+
+    model, originals, labels, names = _choose_examples(run, images, data, root, 1, seed)
+    folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
+    classes = viz.names.drawable(model_metadata(model).classes)
+    unique_name = UniqueNames()
+    pictures = []
+    for index, name in enumerate(names):
+        one = slice(index, index + 1)
+        label = None if labels is None else labels[one]
+        perturbed = evaluation.perturb(model, originals[one], label, span=span, steps=steps)
+        figure = viz.perturbations(
+            perturbed.reconstructions[0],
+            perturbed.offsets,
+            title=f"pose of class capsule {classes[int(perturbed.selected)]!r}, "
+            "one dimension at a time",
+        )
+        file = unique_name(re.sub(r"[^\w-]", "_", name))
+        pictures.append(save_figure(figure, folder / f"perturb_{file}.png"))
+    return pictures
+
+
+def _choose_examples(
+    run: str | Path,
+    images: Sequence[str | Path],
+    data: str | None,
+    root: str | None,
+    per_class: int,
+    seed: int,
+) -> tuple[Any, Tensor, Tensor | None, list[str]]:
+    """Own images, or test images of each class.
+
+    Returns:
+        The model whose decoder draws them; the images `[n, channels, height, width]`; their labels
+        `[n]`, None for own images; and names of their classes or files.
+
+    Raises:
+        RunError: for a model without a decoder of class capsules.
+    """
+    test_images = None
+    if images:
+        model = load_model(run)
+    else:
+        task, test_images = open_task(run, data=data, root=root, device="cpu")
+        model = task.model
+    spec = spec_of(model)
+    metadata = model_metadata(model)
+    if not (spec.decoder and metadata.classes) or spec.is_dense:
+        raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
+    if test_images is not None:
+        labels = first_labels(test_images.labels)
+        indices = example_indices(labels, per_class, seed)
+        names = [test_images.classes[label] for label in labels[indices].tolist()]
+        return model, test_images.float_images(indices), labels[indices], names
+    pixels = []
+    names = []
+    for name, source, _ in list_inputs(images, metadata.preprocess):
+        if isinstance(source, DataError):
+            raise source
+        pixels.append(metadata.preprocess(source, name))
+        names.append(Path(str(name)).stem)
+    return model, torch.stack(pixels), None, names

@@ -1,32 +1,373 @@
 """One run in, one self-contained HTML file out; several runs side by side in one.
 
-What a page says stands in its template, `report.html` or `comparison.html`.
+What a page says stands in its template, `report.html` or `comparison.html`. Between training and
+configuration of a finished run it has sections, of the functions below the registry. Each takes an
+`EvaluatedRun`, which it calls `run`: the folder of a finished training (`run.run`), its
+configuration (`.config`), its best model (`.model`) within its task (`.task`), its test images
+(`.images`), and what was measured on them. It returns a `ReportItem`, a text with at most one
+figure and one table; a `Section` of several; or None, which leaves the section out. Sections stand
+in the order of their registration, after the plots of the task.
+
+`run.labels` is `[images, classes]`: 1 for each class that a test image shows, which is one unless
+it is multi-label. `run.activations` is `[images, classes]`, in [0, 1].
 """
 
+from __future__ import annotations
+
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Int64, Shaped
+from torch import Tensor
 
 import torchcaps
-from torchcaps import words
-from torchcaps.errors import ArgumentError, check_range
-from torchcaps.evaluation import Calibration, Evaluation, Reliability, compare_answers
+from torchcaps import evaluation, words
+from torchcaps.data import Dataset, DiskDataset
+from torchcaps.errors import ArgumentError, check_range, counted
+from torchcaps.evaluation import (
+    Calibration,
+    Evaluation,
+    Reliability,
+    compare_answers,
+    example_indices,
+)
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
-from torchcaps.reporting.answers import check_same_task, have_same_images
+from torchcaps.registry import Registry
 from torchcaps.reporting.api import can_plot
-from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run
-from torchcaps.reporting.sections import SECTIONS
+from torchcaps.reporting.evaluated import (
+    MAX_IMAGES,
+    NUM_DIAGNOSED,
+    EvaluatedRun,
+    check_same_task,
+    evaluate_run,
+    have_same_images,
+)
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import create_task
+from torchcaps.tasks import ReportItem, create_task, evenly
 from torchcaps.templates import picture, render
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
+from torchcaps.words import percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+MAX_MISTAKES = 12
+MAX_GRIDS = 10
+MAX_MAPS = 20
+SPAN = 0.25  # largest offset of a pose dimension, in the units of the pose
+NUM_STEPS = 5  # offsets of each dimension, from -SPAN to SPAN
+MAX_TILES = 1024  # pictures in a grid
+
+# Questions that the measures of `evaluation.diagnose` answer, by the names of the measures. A
+# measure that is not here stands under its own name.
+QUESTIONS = {
+    "ablation": "With and without its routing",
+    "iterations": "What the iterations do",
+    "decay": "From the first capsules to the last",
+    "children": "First capsules in use",
+    "entropy": "How evenly children share themselves out",
+    "dynamics": "Whether couplings follow the image",
+    "tree": "Whether there is a parse tree",
+    "parents": "Parents in use",
+    "starvation": "Whether the gradient reaches the children",
+    "sign": "Whether a pose and its negative differ",
+}
+
+
+class Table(NamedTuple):
+    """A table of words whose first column names its rows."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Section(NamedTuple):
+    """A part of a report, under a heading of its own.
+
+    Attributes:
+        key: address within the page, of letters, hyphens and underscores.
+        title: the heading.
+        blocks: paragraphs, tables, and lists of figures with texts for those who do not see them.
+    """
+
+    key: str
+    title: str
+    blocks: Sequence[str | Table | list[tuple[Figure, str]]]
+
+
+SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
+W = TypeVar("W", bound=SectionWriter)  # the type of one such function
+SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
+"""Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
+
+
+def register_section(*tasks: str) -> Callable[[W], W]:
+    """Decorator: what this function writes becomes a section of reports.
+
+    The section stands after the plots of the task. The function takes an `EvaluatedRun` and returns
+    a `ReportItem` (a title with text, a plot or a table), a `Section`, or None for no section. Its
+    own name is the name of the section.
+
+    Args:
+        tasks: names of the tasks whose reports have the section; none for all.
+
+    Returns:
+        The decorator, which returns the function as it is.
+
+    Raises:
+        ValueError: if another section has the name of the function.
+    """
+
+    def register(writer: W) -> W:
+        SECTIONS.add(writer.__name__, (tasks, writer))
+        return writer
+
+    return register
+
+
+@register_section()
+def found_by_class(run: EvaluatedRun) -> ReportItem | None:
+    """For images of several classes: how often each class is among the most active ones."""
+    if not (run.has_classes and run.is_multilabel):
+        return None
+    labels = run.labels
+    is_hit = evaluation.label_hits(run.activations, labels)
+    rows = []
+    for index, name in enumerate(run.images.classes):
+        num_images = int(labels[:, index].sum())
+        num_hits = int(is_hit[:, index].sum())
+        share = percent(num_hits / num_images) if num_images else "-"
+        rows.append((name, str(index), share, f"{num_hits:,}", f"{num_images:,}"))
+    text = (
+        "How often a class that is in an image is among its most active ones, as many as it shows "
+        f"(at most {int(labels.sum(dim=1).max())}), in {len(run.images):,} test images."
+    )
+    # "Number" is the index of the class.
+    heads = ("Class", "Number", "Found", "Right", "Images")
+    return ReportItem("classes", "Class by class", text, heads=heads, rows=tuple(rows))
+
+
+@register_section()
+def mistakes(run: EvaluatedRun) -> ReportItem | None:
+    """The wrong answers that the model was surest of.
+
+    Of an image of several classes the table gives the least active true class, and the most active
+    wrong one among its predicted classes.
+    """
+    if not run.has_classes:
+        return None
+    from torchcaps import viz
+
+    title = "Worst mistakes"
+    mistaken = evaluation.worst_mistakes(run.activations, run.labels)
+    examined = f"{len(run.images):,} test images looked at"
+    if not len(mistaken):
+        return ReportItem("mistakes", title, f"None: all of the {examined} are right.")
+
+    worst = mistaken[:MAX_MISTAKES]
+    labels = class_rows(run.labels)[worst]
+    activations = run.activations[worst]
+    predicted = evaluation.top_labels(activations, labels.shape[1])
+    files = _file_names(run.images, worst)
+    rows = []
+    for row, (true, answer) in enumerate(zip(labels, predicted, strict=True)):
+        answer = answer[: len(true.unique())]
+        wrong = answer[~torch.isin(answer, true)]
+        activation = activations[row]
+        cells = (
+            _join_names(run, true),
+            _join_names(run, answer),
+            f"{float(activation[true].min()):.3f}",
+            f"{float(activation[wrong].max()):.3f}",
+        )
+        rows.append((*cells, *files[row : row + 1]))
+    kind = "length" if run.task.spec.activation == "length" else "activation"
+    text = (
+        f"{len(mistaken):,} of the {examined} are wrong. These {len(worst)} are those where the "
+        f"{kind} of a wrong class exceeds that of the true one by most. The bars are {kind}s."
+    )
+    alt = f"{len(worst)} images that were taken for other classes, with bars for the most active."
+    heads = [
+        "Image of",
+        "Taken for",
+        f"{kind.capitalize()} of the true class",
+        f"{kind.capitalize()} of the other",
+    ]
+    if files:
+        heads.append("File")
+    bars = viz.activation_bars(
+        run.images.float_images(worst),
+        activations,
+        labels,
+        classes=viz.names.drawable(run.images.classes),
+    )
+    return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
+
+
+def class_rows(labels: Shaped[Tensor, "n classes"]) -> Int64[Tensor, "n k"]:
+    """The classes of each image, in their order; of an image of fewer the first one again."""
+    count = int(labels.sum(dim=1).max())
+    rows = labels.argsort(dim=1, descending=True, stable=True)[:, :count]
+    is_shown = torch.arange(count) < labels.sum(dim=1, keepdim=True)
+    return rows.where(is_shown, rows[:, :1])
+
+
+def _file_names(images: Dataset, indices: Tensor) -> list[str]:
+    """Names of the files of these images, each with its folder; none where they are not known."""
+    files: list[str] = []
+    if isinstance(images, DiskDataset):
+        files = [os.fsdecode(file) for file in images.inputs[indices].files]
+    elif images.files:
+        files = [images.files[index] for index in indices.tolist()]
+    return ["/".join(Path(file).parts[-2:]) for file in files]
+
+
+def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
+    """Names of the classes of one image, each once."""
+    names = [run.images.classes[label] for label in dict.fromkeys(labels.tolist())]
+    return " + ".join(names)
+
+
+@register_section()
+def dimensions(run: EvaluatedRun) -> Section | None:
+    """Pictures of what each pose dimension of a class capsule encodes, for up to 10 classes."""
+    if not (run.has_classes and run.task.spec.decoder):
+        return None
+    from torchcaps import viz
+
+    title = "What pose dimensions encode"
+    classes = run.images.classes
+    # A random image of each class.
+    all_labels = run.labels.argmax(dim=1)
+    examples = example_indices(all_labels, per_class=1, seed=0)
+    indices = evenly(examples, MAX_GRIDS)
+    labels = all_labels[indices]
+    perturbed = evaluation.perturb(
+        run.model,
+        run.images.float_images(indices),
+        labels,
+        span=SPAN,
+        steps=NUM_STEPS,
+    )
+    # Reconstructions are [images, dims, steps, channels, height, width].
+    num_dims = perturbed.reconstructions.shape[1]
+    if num_dims * NUM_STEPS > MAX_TILES:
+        return Section("dimensions", title, [f"{num_dims} dimensions are too many to draw."])
+
+    names = viz.names.drawable(classes)
+    grids = []
+    for grid, label in zip(perturbed.reconstructions, labels.tolist(), strict=True):
+        figure = viz.perturbations(grid, perturbed.offsets, title=f"class capsule {names[label]!r}")
+        alt = (
+            f"Drawings of an image of class {classes[label]}, a row for each of its {num_dims} "
+            f"pose dimensions, moved from −{SPAN} to +{SPAN}."
+        )
+        grids.append((figure, alt))
+    text = (
+        "One test image a class; in each row one dimension of its class capsule is moved from "
+        f"−{SPAN} to +{SPAN}, and the decoder draws it. The framed column is the capsule as it is."
+    )
+    if len(indices) < len(examples):
+        text += f" Shown are {len(indices)} of {len(examples)} classes."
+    return Section("dimensions", title, [text, grids])
+
+
+@register_section()
+def maps(run: EvaluatedRun) -> ReportItem | None:
+    """Where on the image the votes for the winning class come from.
+
+    Only for models whose class capsules have poses (`spec.pose`).
+    """
+    if not (run.has_classes and run.task.spec.pose):
+        return None
+    from torchcaps import viz
+
+    title = "Where the votes come from"
+    classes = run.images.classes
+    # Half of the largest number, so that few classes do not fill the figure.
+    per_class = max(1, MAX_MAPS // (2 * len(classes)))
+    examples = example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
+    indices = evenly(examples, MAX_MAPS)
+    labels = run.labels[indices]
+    images = run.images.float_images(indices)
+    try:
+        support = evaluation.coupling_maps(run.model, images)
+    except ValueError as error:
+        return ReportItem("maps", title, f"They cannot be drawn for this model: {error}.")
+
+    winner = support.selected.unsqueeze(1)  # [images, 1], the most active class
+    is_right = labels.gather(1, winner).squeeze(1) == 1
+    # A winner that is any of the true classes counts as right: it stands in for the label.
+    figure = viz.coupling_map(
+        images,
+        support.maps,
+        torch.where(is_right, support.selected, labels.argmax(dim=1)),
+        selected=support.selected,
+        lengths=support.activations.gather(1, winner).squeeze(1),
+        classes=viz.names.drawable(classes),
+    )
+    num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
+    times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
+    text = (
+        "For the class capsule that wins: what each capsule below gives to it, coupling × strength "
+        "of its vote × agreement of the vote with the winner's pose, summed over capsule types at "
+        f"each of {num_columns}{times}{num_rows} positions and spread over the pixels that a "
+        "position sees. Each map has its own scale."
+    )
+    alt = (
+        f"{len(indices)} test images above the same with a map of where the votes for their "
+        "winning class come from."
+    )
+    return ReportItem("maps", title, text, figure, alt)
+
+
+@register_section()
+def routing(run: EvaluatedRun) -> Section | None:
+    """The effect of routing in this model, in sentences.
+
+    Left out where `run.num_diagnosed`, the number of test images to measure it on, is 0.
+    """
+    if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
+        return None
+    from torchcaps import viz
+
+    refusal = "It cannot be measured for this run: {}."
+    if run.is_multilabel:
+        reason = "its measures need one class an image"
+        return Section("routing", "Routing", [refusal.format(reason)])
+    try:
+        diagnosis = evaluation.diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
+    except ValueError as error:
+        return Section("routing", "Routing", [refusal.format(error)])
+    text = (
+        f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which "
+        "are right. So few images tell large effects from none, not small ones. How each figure "
+        "is defined stands in the documentation, under diagnostics."
+    )
+    alt = (
+        "Four panels: coupling entropy, activations by layer, share of capsules out of use, "
+        "accuracy without routing."
+    )
+    # The measures of the whole model, and then those of each layer.
+    parts: dict[str, list[tuple[str, str]]] = {}
+    # A key is "measure" or "layer: measure".
+    for key, sentence in diagnosis.verdicts().items():
+        layer, _, measure = key.rpartition(": ")
+        caption = f"Layer {layer}" if layer else "The whole model"
+        parts.setdefault(caption, []).append((QUESTIONS.get(measure, measure), sentence))
+    heads = ("Question", "Answer")
+    tables = [Table(caption, heads, rows) for caption, rows in parts.items()]
+    return Section("routing", "Routing", [text, *tables, [(viz.diagnosis(diagnosis), alt)]])
 
 
 def report(
@@ -120,6 +461,7 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
         "torchcaps.reporting",
         template,
         words=words,
+        plural=counted,
         picture=picture,
         parameter_count=parameter_count,
         version=torchcaps.__version__,

@@ -1,28 +1,37 @@
-"""Predictions of a trained model for pictures: as a list, or one by one for any number of them."""
+"""Predictions of a trained model for pictures: as a list, or one by one for any number of them.
+
+Also as lines of text, and as files: CSV, JSON lines and Parquet.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
 from torch import nn
 
-from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.files import decode_batches
+from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
-from torchcaps.tasks import Task, task_class
+from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load
 from torchcaps.training.device import resolve_device
-from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE
+from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
 from torchcaps.types import find_network, model_metadata
 from torchcaps.words import UniqueNames
 
@@ -33,6 +42,9 @@ if TYPE_CHECKING:
 
 Inputs = Any  # of `list_inputs`
 Row = dict[str, Any]
+Writer = Callable[[Row], None]
+ROW_GROUP = 10_000  # rows of a Parquet file that are in memory at a time
+DIGITS = 6  # of a number in a CSV
 UNKNOWN = "unknown"  # label of an image of no known class
 
 
@@ -82,6 +94,7 @@ def predict(
     return Predictor(model_or_run, device=device, **options)(inputs)
 
 
+@dataclass(eq=False, repr=False)
 class Predictor:
     """A trained model as a function of pictures, for use anywhere, such as Ray's `map_batches`.
 
@@ -116,36 +129,29 @@ class Predictor:
         >>> labels = [row["label"] for row in predictor(["7.png", "photos/"])]
     """
 
-    def __init__(
-        self,
-        run: nn.Module | Run | str | Path,
-        device: str = "cpu",
-        *,
-        batch_size: int = BATCH,
-        top_k: int | None = None,
-        unknown_below: float | str | None = None,
-        output: str | Path | None = None,
-        workers: int = 0,
-    ) -> None:
-        check_range("batch_size", batch_size, low=1)
-        check_range("workers", workers, low=0)
-        if top_k is not None:
-            check_range("top_k", top_k, low=1)
-        if unknown_below not in (None, "auto"):
-            if isinstance(unknown_below, str):
-                raise ArgumentError(
-                    "unknown_below", f'expected a number or "auto", got {unknown_below!r}'
-                )
-            check_range("unknown_below", unknown_below, low=0, high=1)
-        self.source = run if isinstance(run, nn.Module) else Path(run)
-        if isinstance(self.source, Path) and not self.source.exists():
-            raise RunError(f"{self.source}: no such run folder or model file")
-        self.device = device
-        self.batch_size = batch_size
-        self.top_k = top_k
-        self.unknown_below = unknown_below
-        self.output = None if output is None else Path(output)
-        self.workers = workers
+    run: nn.Module | Run | str | Path
+    device: str = "cpu"
+    _: KW_ONLY
+    batch_size: int = BATCH
+    top_k: int | None = None
+    unknown_below: float | str | None = None
+    output: str | Path | None = None
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("batch_size", self.batch_size, low=1)
+        check_range("workers", self.workers, low=0)
+        if self.top_k is not None:
+            check_range("top_k", self.top_k, low=1)
+        below = self.unknown_below
+        if below not in (None, "auto"):
+            if isinstance(below, str):
+                raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
+            check_range("unknown_below", below, low=0, high=1)
+        if not isinstance(self.run, nn.Module):
+            self.run = Path(self.run)
+            if not self.run.exists():
+                raise RunError(f"{self.run}: no such run folder or model file")
 
     def __call__(self, inputs: Inputs) -> list[Row]:
         """Predict pictures.
@@ -188,7 +194,7 @@ class Predictor:
                 raise ArgumentError(
                     "output", f"the task {self.task.name} draws nothing of single pictures"
                 )
-            self.output.mkdir(parents=True, exist_ok=True)
+            Path(self.output).mkdir(parents=True, exist_ok=True)
         preprocess = model_metadata(self.task.model).preprocess
         elements = list_inputs(inputs, preprocess)
         if is_dense:
@@ -208,7 +214,7 @@ class Predictor:
     @cached_property
     def task(self) -> Task:
         """The task around the model, which is loaded when it is first asked for."""
-        model = load_model(self.source, self.device)
+        model = load_model(self.run, self.device)
         metadata = model_metadata(model)
         if not isinstance(metadata.preprocess, Preprocess):
             raise ArgumentError(
@@ -219,9 +225,10 @@ class Predictor:
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the run; None where it has none."""
-        if isinstance(self.source, nn.Module):
+        if isinstance(self.run, nn.Module):
             return None
-        folder = self.source.parent if self.source.name == MODEL_FILE else self.source
+        run = Path(self.run)
+        folder = run.parent if run.name == MODEL_FILE else run
         if not (folder / CALIBRATION_FILE).exists():
             return None
         from torchcaps.training.calibration import read_calibration
@@ -233,8 +240,8 @@ class Predictor:
         state = dict(vars(self))
         for name in ("task", "calibration"):
             state.pop(name, None)
-        if isinstance(self.source, Path):
-            state["source"] = self.source.resolve()
+        if isinstance(self.run, Path):
+            state["run"] = self.run.resolve()
         return state
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
@@ -255,47 +262,14 @@ class Predictor:
 
                 names = [batch[index].output_name for index in indices]
                 preprocess = model_metadata(task.model).preprocess
-                rows = predict_masks(task, images, names, preprocess, self.output)
+                folder = None if self.output is None else Path(self.output)
+                rows = predict_masks(task, images, names, preprocess, folder)
             else:
-                rows = self._complete(task.predict(images.to(device_of(task.model))))
+                rows = _complete(task.predict(images.to(device_of(task.model))), self)
         for index, row in zip(indices, rows, strict=True):
             name = batch[index].name
             outcomes[index] = row if name is None else {"path": name} | row
         return outcomes
-
-    def _complete(self, rows: list[Row]) -> list[Row]:
-        """Add probabilities, and apply the options, where there are classes."""
-        threshold: Any = self.unknown_below
-        if "activations" not in rows[0]:
-            for option in ("top_k", "unknown_below"):
-                if getattr(self, option) is not None:
-                    raise ArgumentError(option, "this task gives no activations of classes")
-            return rows
-        if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1, high=len(rows[0]["activations"]))
-        calibration = self.calibration
-        if threshold == "auto":
-            if calibration is None:
-                raise ArgumentError(
-                    "unknown_below",
-                    f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
-                    "folder; give a number",
-                )
-            threshold = calibration.threshold
-        completed_rows = []
-        for row in rows:
-            activations = row["activations"]
-            row["activations"] = dict(islice(activations.items(), self.top_k))
-            if threshold is not None and row["activation"] < threshold:
-                row["label"] = UNKNOWN
-            completed = {"label": row["label"], "activation": row["activation"]}
-            if calibration is not None:
-                lengths = torch.tensor([list(activations.values())])
-                [probabilities] = calibration.probabilities(lengths).tolist()
-                completed["probability"] = probabilities[0]
-                row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
-            completed_rows.append(completed | row)
-        return completed_rows
 
 
 def columns(row: Row, top_k: int = 1) -> Row:
@@ -316,6 +290,41 @@ def columns(row: Row, top_k: int = 1) -> Row:
         if "probabilities" in row:
             cells[f"probability_{rank}"] = row["probabilities"][label]
     return cells
+
+
+def _complete(rows: list[Row], predictor: Predictor) -> list[Row]:
+    """Add probabilities, and apply the options of a predictor, where there are classes."""
+    threshold: Any = predictor.unknown_below
+    if "activations" not in rows[0]:
+        for option in ("top_k", "unknown_below"):
+            if getattr(predictor, option) is not None:
+                raise ArgumentError(option, "this task gives no activations of classes")
+        return rows
+    if predictor.top_k is not None:
+        check_range("top_k", predictor.top_k, low=1, high=len(rows[0]["activations"]))
+    calibration = predictor.calibration
+    if threshold == "auto":
+        if calibration is None:
+            raise ArgumentError(
+                "unknown_below",
+                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
+                "folder; give a number",
+            )
+        threshold = calibration.threshold
+    completed_rows = []
+    for row in rows:
+        activations = row["activations"]
+        row["activations"] = dict(islice(activations.items(), predictor.top_k))
+        if threshold is not None and row["activation"] < threshold:
+            row["label"] = UNKNOWN
+        completed = {"label": row["label"], "activation": row["activation"]}
+        if calibration is not None:
+            lengths = torch.tensor([list(activations.values())])
+            [probabilities] = calibration.probabilities(lengths).tolist()
+            completed["probability"] = probabilities[0]
+            row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
+        completed_rows.append(completed | row)
+    return completed_rows
 
 
 def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
@@ -353,3 +362,95 @@ def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[
             source = error.with_traceback(None)
         decoded.append(element._replace(source=source))
     return decoded
+
+
+def json_lines(stream: TextIO) -> Writer:
+    """A function that writes a prediction as a JSON object on a line of its own."""
+    return lambda row: print(json.dumps(row, allow_nan=False), file=stream)
+
+
+def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
+    """A function that writes a prediction as a line of a CSV, the first one after a header.
+
+    Args:
+        stream: open for text, without conversion of line breaks.
+        top_k: number of classes of a classifier.
+    """
+    writer: csv.DictWriter[str] | None = None
+
+    def write(row: Row) -> None:
+        nonlocal writer
+        cells = columns(row, top_k)
+        for name, cell in cells.items():
+            if isinstance(cell, float):
+                cells[name] = f"{cell:.{DIGITS}g}"
+        if writer is None:
+            writer = csv.DictWriter(stream, list(cells), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(cells)
+
+    return write
+
+
+@contextmanager
+def open_row_file(path: Path, top_k: int = 1) -> Iterator[Writer]:
+    """A context with a function that writes predictions to a file, which is there when all of them are.
+
+    Args:
+        path: ends in .csv, .jsonl or .parquet, which has the columns of a CSV; missing folders are
+            made.
+        top_k: number of classes of a classifier in a table.
+
+    Raises:
+        ArgumentError: for another ending.
+        ImportError: Parquet without pyarrow.
+        RunError: there is such a file already, or its folder cannot be made.
+        TrainingError: when it is left, if the file cannot be written.
+    """
+    ending = path.suffix.lower()
+    if ending not in (".csv", ".jsonl", ".parquet"):
+        raise ArgumentError(
+            "output_file", f"expected a file ending in .csv, .jsonl or .parquet, got {path.name}"
+        )
+    if ending == ".parquet" and find_spec("pyarrow") is None:
+        raise ImportError("Parquet needs pyarrow: pip install 'torchcaps[parquet]'")
+    if path.exists():
+        raise RunError(f"{path}: exists already; remove it, or name another file")
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        if ending == ".parquet":
+            with _parquet_rows(partial, top_k) as write:
+                yield write
+            return
+        with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            yield csv_lines(stream, top_k) if ending == ".csv" else json_lines(stream)
+
+
+@contextmanager
+def _parquet_rows(path: Path, top_k: int) -> Iterator[Writer]:
+    """A function that writes predictions to a Parquet file, in groups of `ROW_GROUP`."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows: list[Row] = []
+    writer: Any = None
+
+    def flush() -> None:
+        nonlocal writer
+        table = pa.Table.from_pylist(rows, writer and writer.schema)
+        writer = writer or parquet.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+        rows.clear()
+
+    def write(row: Row) -> None:
+        rows.append(columns(row, top_k))
+        if len(rows) == ROW_GROUP:
+            flush()
+
+    try:
+        yield write
+        if rows or writer is None:
+            flush()
+    finally:
+        if writer is not None:
+            writer.close()

@@ -4,7 +4,6 @@ Of the images outside the fold, the part `holdout` chooses the epoch, as in any 
 of the fold are read once, at the end. The test images of the data set have no part in it.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from torchcaps.distributed import current
-from torchcaps.errors import RunError, read_text
+from torchcaps.errors import RunError
 from torchcaps.evaluation.base import EvaluationResult, TextTable
 from torchcaps.reporting import evaluate
 from torchcaps.reproduction.table import over_seeds
 from torchcaps.settings import TrainConfig
 from torchcaps.training import Callback, Run, default_folder, resolve_recipe, train
-from torchcaps.training.files import make_folder, write_json
+from torchcaps.training.files import make_folder, read_json, reading, write_json
 from torchcaps.training.run import RESUME_OVERRIDES, is_run, resumed_config
 from torchcaps.words import in_words
 
@@ -215,13 +214,11 @@ def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: b
 
 def _read(file: Path) -> dict[str, Any]:
     """The content of `folds.json`. Raises RunError if it is not readable."""
-    try:
-        content = json.loads(read_text(file))
-        if not (isinstance(content, dict) and isinstance(content.get("config"), dict)):
+    with reading(file, "cross-validation"):
+        content = read_json(file)
+        if not isinstance(content.get("config"), dict):
             raise ValueError("it has no configuration")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{file}: is no readable cross-validation ({error})") from error
-    return content
+        return content
 
 
 def _numbers(document: dict[str, Any]) -> Figures:

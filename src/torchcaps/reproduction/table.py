@@ -4,7 +4,6 @@ Tables show measured beside published figures, and the field's comparison. The f
 on the same data, with its routing and without it, as a table and a picture.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,12 +12,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from torchcaps.errors import RunError, read_text
+from torchcaps.errors import counted
 from torchcaps.evaluation import compare_viewpoints
 from torchcaps.evaluation.base import TextTable
 from torchcaps.reporting import can_plot, save_figure
-from torchcaps.training.files import atomic, write_json
-from torchcaps.words import counted, in_words
+from torchcaps.training.files import atomic, read_json, reading, write_json
+from torchcaps.words import in_words
 
 HEADING = (
     "experiment",
@@ -90,11 +89,9 @@ class Result:
     def read(cls, folder: Path) -> "Result":
         """The result in a run folder. Raises RunError if it cannot be read."""
         file = folder / RESULT_FILE
-        try:
-            content = json.loads(read_text(file))
+        with reading(file, "result"):
+            content = read_json(file)
             return cls(**{field.name: content[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{file}: is no readable result ({error})") from error
 
     def write(self, folder: Path) -> None:
         """Write it into a run folder."""

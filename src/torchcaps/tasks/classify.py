@@ -114,7 +114,11 @@ def _without_shares(targets: Tensor) -> Tensor:
 def spread(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(fraction_trained, 0.0), 1.0)
+    if isinstance(fraction_trained, Tensor):  # which the host does not read
+        share: Any = fraction_trained.clamp(0, 1)
+    else:
+        share = min(max(fraction_trained, 0.0), 1.0)
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * share
     return spread_loss(scores.activation, targets, margin)
 
 
@@ -328,7 +332,7 @@ class Classify(Task):
         names = (*self.classes, *numbers)
         rows = []
         for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
-            sorted_names = [names[index] for index in order.tolist()]
+            sorted_names = list(map(names.__getitem__, order.tolist()))
             ranked = dict(zip(sorted_names, values.tolist(), strict=True))
             activity = float(values[0])
             row = {"label": sorted_names[0], "activation": activity, "activations": ranked}

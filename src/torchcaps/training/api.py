@@ -25,6 +25,7 @@ from torchcaps.training.initial import InitialWeights
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
+from torchcaps.types import model_metadata, set_model_metadata
 
 
 def train(
@@ -86,14 +87,14 @@ def train(
         # Reads the data and builds the model before a folder is made.
         with main_first():
             config, train_images, val_images = read_images(config)
-        description, model = _build_model(config, train_images, device)
+        model = _build_model(config, train_images, device)
         initial = None
         if config.model.init is not None:
             classes = train_images.classes
             initial = InitialWeights(model, config.model.init, classes, run.initial_path)
             # The folder has these weights, and its configuration their name.
             config = replace(config, model=replace(config.model, init=None))
-        folder = RunFolder(run, description, train_images, val_images, initial, resumed)
+        folder = RunFolder(run, train_images, val_images, initial, resumed)
         if can_store(model, train_images):
             task = create_task(model, without_default_changes(config), train_images)
             config = without_augmentation(task.config)
@@ -131,7 +132,7 @@ def resolve_config(recipe_or_config: str | Path | TrainConfig, **settings: Any) 
     """
     config = resolve_recipe(recipe_or_config).updated(**settings)
     config, images, _ = read_images(config)
-    _, model = _build_model(config, images, torch.device("cpu"))
+    model = _build_model(config, images, torch.device("cpu"))
     return complete_config(config, task_class(config.task.name, model, images), model, images)
 
 
@@ -153,10 +154,8 @@ def _resume(
     return saved, here
 
 
-def _build_model(
-    config: TrainConfig, images: Dataset, device: torch.device
-) -> tuple[dict[str, Any], nn.Module]:
-    """The description of a run's model for its images, and the model with its first weights."""
+def _build_model(config: TrainConfig, images: Dataset, device: torch.device) -> nn.Module:
+    """The model of a run for its images, with its first weights."""
     description = describe_model(
         config.model.name,
         config.model.all_options,
@@ -168,7 +167,5 @@ def _build_model(
     model = build_model(description, generator, device=device).to(device)
     task = task_class(config.task.name, model, images)
     if not task.labeled and not model_info(config.model.name).num_classes:
-        description["classes"] = []  # a model without classes
-        generator.manual_seed(config.training.seed)
-        model = build_model(description, generator, device=device).to(device)
-    return description, model
+        set_model_metadata(model, replace(model_metadata(model), classes=()))
+    return model

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from torchcaps.data import Dataset
-from torchcaps.errors import RunError
 from torchcaps.evaluation import HeldOutCalibration, calibrate
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._base import eval_outputs
 from torchcaps.training.checkpoint import load
-from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, read_json, write_json
+from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, read_json, reading, write_json
 from torchcaps.training.run import Run
 from torchcaps.transfer import device_of
 
@@ -56,10 +55,5 @@ def read_calibration(path: str | Path) -> HeldOutCalibration | None:
     file = path / CALIBRATION_FILE
     if not file.exists():
         return None
-    try:
-        figures = read_json(file)
-        if figures.get("format") != FORMAT:
-            raise ValueError(f"expected an object of format {FORMAT}")
-        return HeldOutCalibration.from_dict(figures)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file}: is no readable calibration ({error})") from error
+    with reading(file, "calibration"):
+        return HeldOutCalibration.from_dict(read_json(file, FORMAT))

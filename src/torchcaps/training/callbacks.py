@@ -10,11 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor
 
 from torchcaps.distributed import current
 from torchcaps.errors import printable
-from torchcaps.progress import progress_bar
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
 
@@ -221,6 +229,22 @@ class ProgressBar(Callback):
     def _print(self, line: str) -> None:
         """Print a line above the bar."""
         self.bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress_bar(title: str) -> Progress:
+    """A bar on stderr that vanishes when done; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def copy_state(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, check_range, one_line
 from torchcaps.models import model_info
-from torchcaps.models._pretrained import described_sizes, take_weights
+from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
@@ -71,14 +71,6 @@ def describe_model(
     return model | {"preprocess": preprocess and preprocess.to_dict()}
 
 
-def saved_options(model: nn.Module) -> dict[str, Any]:
-    """The options that build a model again, without its sizes; see `create_model`."""
-    options = dict(model_metadata(model).options)
-    for size in ("num_classes", "in_chans", "img_size", "classes"):
-        options.pop(size, None)
-    return options
-
-
 def build_model(
     description: dict[str, Any],
     generator: torch.Generator | None = None,
@@ -116,7 +108,11 @@ def build_model(
             if builder is not None:
                 model = builder(**options)
             else:
-                sizes = described_sizes(description)
+                sizes = {
+                    "num_classes": len(classes),
+                    "in_chans": preprocess.in_chans,
+                    "img_size": preprocess.model_size,
+                }
                 if model_info(name).named:
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
@@ -233,7 +229,7 @@ def save(
                 f"model.get_submodule({model.path!r}) alone",
             )
     model = unwrap(model)
-    description = _describe(model, metadata)
+    description = describe(model, metadata)
     try:
         if metadata.builder is None:
             with torch.device("meta"):
@@ -248,8 +244,17 @@ def save(
     return path
 
 
-def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
-    """The description of a model, from what is known of how it was built."""
+def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[str, Any]:
+    """The description of a model, from what is known of how it was built.
+
+    Args:
+        model: built by `create_model` or `load`; or any module with its builder.
+        metadata: what is known; by default that of the model.
+
+    Raises:
+        ArgumentError: nothing is known, or options are no JSON.
+    """
+    metadata = metadata or model_metadata(model)
     options = metadata.options
     preprocess = metadata.preprocess
     classes = metadata.classes
@@ -261,9 +266,9 @@ def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
         name = metadata.name
         preprocess = preprocess or Preprocess(size_pair(options["img_size"]), options["in_chans"])
         # Classes beyond those of the data that a model was fitted to are named by their numbers.
-        numbers = range(len(classes), options.get("num_classes", 0))
-        classes = (*classes, *map(str, numbers))
-        options = saved_options(model)
+        classes += tuple(map(str, range(len(classes), options.get("num_classes", 0))))
+        sizes = ("num_classes", "in_chans", "img_size", "classes")
+        options = {key: option for key, option in options.items() if key not in sizes}
     else:
         raise ArgumentError(
             "model",
@@ -364,7 +369,7 @@ def _load_model(
             # Its weights are replaced below; the caller's generator is untouched.
             model = build_model(description, torch.Generator(), builder)
             check_fit(shapes, model)
-        tensors = load_tensors(path)[0]
+        tensors, _ = load_tensors(path)
         state = {}  # in the types and the order of the tensors of the model
         for name, tensor in model.state_dict().items():
             state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])

@@ -81,10 +81,6 @@ class FeatureFile:
             preprocess=FeaturePreprocess,
         )
 
-    def num_missing(self, rows: Int64[Tensor, " n"]) -> int:
-        """Number of these images whose features are not there yet."""
-        return int((~self.is_done[rows.numpy()]).sum())
-
     def compute(self, rows: Int64[Tensor, " n"]) -> None:
         """Compute the features that are missing.
 
@@ -179,14 +175,13 @@ def stored_features(model: nn.Module, images: Dataset, verbose: bool) -> Dataset
         verbose: say on stderr what is computed, and where it is kept.
     """
     file = FeatureFile(model, images)
-    rows = torch.arange(len(images))
     if verbose:
         print(
             f"features of the frozen backbone for {len(images):,} images: "
-            f"{file.num_missing(rows):,} to be computed, the others in {file.path}",
+            f"{(~file.is_done).sum():,} to be computed, the others in {file.path}",
             file=sys.stderr,
         )
     with main_first():
         if current().is_main:
-            file.compute(rows)
+            file.compute(torch.arange(len(images)))
     return file.features()

@@ -87,14 +87,37 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises OSError where it cannot be read, ValueError where it is none."""
+@contextmanager
+def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
+    """Raise RunError for a file whose reading fails.
+
+    Args:
+        path: of the file.
+        kind: what it should be, in words.
+        advice: end of the sentence.
+    """
     try:
-        content = json.loads(read_text(path))
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
+        yield
+    except RunError:
+        raise
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+        is_deep = isinstance(error, RecursionError)
+        reason = "it is nested too deep" if is_deep else one_line(str(error))
+        raise RunError(f"{path}: is no readable {kind} ({reason}){advice}") from error
+
+
+def read_json(path: Path, version: int | None = None) -> dict[str, Any]:
+    """A JSON object, without its "format".
+
+    Raises OSError, ValueError or RecursionError where it cannot be read, is none, or is of another
+    format than `version`; None takes any.
+    """
+    content = json.loads(read_text(path))
     if not isinstance(content, dict):
         raise ValueError("expected an object by names")
+    number = content.pop("format", None)
+    if version not in (None, number):
+        raise ValueError(f"expected format {version}, got {number}")
     return content
 
 
@@ -177,7 +200,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _opened(path) as file:
         content = _read_content(path, file)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = list(file.keys())
+        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
         if content.pop("crc32", None) != checksum(tensors, content):
             raise ValueError("its content does not match its checksum")
         del content["format"]
@@ -206,7 +230,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
     What fails while it is open is a RunError.
     """
-    try:
+    with reading(path, "checkpoint"):
         check_regular(path)
         with open(path, "rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
@@ -216,12 +240,6 @@ def _opened(path: Path) -> Iterator[Any]:
             )
         with safe_open(path, framework="pt") as tensors:
             yield tensors
-    except RecursionError as error:
-        raise RunError(
-            f"{path}: is no readable checkpoint (its description is nested too deep)"
-        ) from error
-    except (OSError, SafetensorError, ValueError) as error:
-        raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
 
 
 def _read_content(path: Path, file: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps import training
 from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
@@ -42,7 +42,6 @@ from torchcaps.types import (
     set_model_metadata,
     unwrap,
 )
-from torchcaps.words import counted
 
 
 class Fitted(NamedTuple):
@@ -224,8 +223,7 @@ def output_note(task: Task, images: Dataset, verbose: bool) -> str:
         f"the loss {task.loss}; choose another with loss=..., or state before the training what "
         'they are, such as model.spec = torchcaps.ModelSpec(activation="length", loss="margin")'
     )
-    is_softmax = (outputs.sum(1) - 1).abs().max() < 1e-3
-    if outputs.equal(outputs.clamp(0, 1)) and not is_softmax:
+    if outputs.equal(outputs.clamp(0, 1)) and (outputs.sum(1) - 1).abs().max() > 1e-3:
         note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
         if not verbose:
             warnings.warn(note, stacklevel=3)

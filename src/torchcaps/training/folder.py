@@ -19,14 +19,13 @@ from torchcaps.errors import RunError, TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback
-from torchcaps.training.checkpoint import saved_options
+from torchcaps.training.checkpoint import describe
 from torchcaps.training.device import check_threads
 from torchcaps.training.environment import environment
 from torchcaps.training.files import (
     CALIBRATION_FILE,
     FORMAT,
     LOCK_FILE,
-    PREVIOUS_FILE,
     atomic,
     checksum,
     exclusive,
@@ -67,7 +66,6 @@ class RunFolder(Callback):
 
     Args:
         run: the folder.
-        description: of the model (`checkpoint.describe_model`).
         train_images: to be the same when the run is resumed.
         val_images: to be the same when the run is resumed.
         initial: weights of another training that this one begins with; a copy is kept.
@@ -88,14 +86,12 @@ class RunFolder(Callback):
     def __init__(
         self,
         run: Run,
-        description: dict[str, Any],
         train_images: Dataset,
         val_images: Dataset,
         initial: InitialWeights | None = None,
         resumed: TrainConfig | None = None,
     ) -> None:
         self.run = run
-        self.description = description
         self.initial = initial
         self.resumed = resumed
         self.is_main = current().is_main
@@ -103,14 +99,12 @@ class RunFolder(Callback):
         self.saved_step = -1
         self.end: BaseException | None = None
         self.fingerprint: dict[str, Any] = {}
-        saved_threads = None if resumed is None else run.environment.get("threads")
-        if saved_threads is not None:
-            source = f"{run.path / ENVIRONMENT_FILE}: threads"
-            self.threads = check_threads(source, saved_threads)
-        tensors = {}
+        threads = run.environment.get("threads")
+        if resumed is not None and threads is not None:
+            self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
+        tensors: dict[str, Tensor] = {}
         for split, images in (("train", train_images), ("held out", val_images)):
-            for name, tensor in identities(images).items():
-                tensors[f"{split} {name}"] = tensor.contiguous()
+            tensors |= {f"{split} {name}": x.contiguous() for name, x in identities(images).items()}
         self.checksum = checksum(tensors)
 
     def on_start(self, trainer: Trainer) -> None:
@@ -124,12 +118,12 @@ class RunFolder(Callback):
                 self.stack.enter_context(hold(self.run, self.resumed or config, is_new))
                 # That of an older model, where a finished run goes on.
                 (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
-        self.description["options"] = saved_options(trainer.model)
-        self.description["task"] = trainer.task.name
+        self.description = describe(trainer.model) | {"task": trainer.task.name}
         # Properties that must be the same when the run is resumed, by name.
-        settings = {k: v for k, v in config.flat().items() if k not in RESUME_OVERRIDES}
         threads = self.run.environment.get("threads")
-        self.fingerprint = settings | {"threads": threads, DATA: self.checksum}
+        self.fingerprint = config.flat() | {"threads": threads, DATA: self.checksum}
+        for name in RESUME_OVERRIDES:
+            del self.fingerprint[name]
         trainer.checkpoint = self.run.checkpoint_path
         if self.is_main:
             self._restore(trainer)
@@ -164,25 +158,19 @@ class RunFolder(Callback):
             self.stack.__exit__(type(error), error, error.__traceback__)
             return
         with self.stack:
-            if not trainer.is_stopped:
-                if self.is_main:
-                    write_calibration(self.run, trainer.task, trainer.val_images)
-                return
-            if step != self.saved_step:  # within an epoch
-                self._save(trainer)
-            self.end = Interrupted(
-                f"stopped after step {step} of {trainer.total_steps}; the state is saved"
-            )
+            if trainer.is_stopped:
+                if step != self.saved_step:  # within an epoch
+                    self._save(trainer)
+                self.end = Interrupted(
+                    f"stopped after step {step} of {trainer.total_steps}; the state is saved"
+                )
+            elif self.is_main:
+                write_calibration(self.run, trainer.task, trainer.val_images)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
-        state, note = load_state(
-            self.run.checkpoint_path, trainer.updater, self.fingerprint, trainer.total_steps
-        )
-        trainer.state = state
+        state = trainer.state = load_state(self.run, trainer, self.fingerprint)
         truncate_metrics(self.run, state.step)
-        if note:
-            trainer.messages.append(f"warning: {note}")
         if self.initial is not None:
             self.initial.save_copy()
         training = trainer.config.training
@@ -232,7 +220,7 @@ class RunFolder(Callback):
         trainer.state.loss_scale = trainer.updater.scaler.state_dict()
         self.saved_step = trainer.state.step
         if self.is_main:
-            save_state(self.run.checkpoint_path, trainer.updater, trainer.state, self.fingerprint)
+            save_state(self.run, trainer, self.fingerprint)
 
     def _write_notes(self, trainer: Trainer) -> None:
         """Add the notes that the metrics do not have yet."""
@@ -273,13 +261,13 @@ def hold(run: Run, config: TrainConfig, is_new: bool = True) -> Iterator[None]:
             _check_empty(run)
         try:
             make_folder(run.checkpoint_path.parent)  # copying may leave out empty folders
-            if is_new:
-                write_json(run.path / ENVIRONMENT_FILE, environment())
-            elif run.environment.get("threads") is None:
-                write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
-            if not is_new and config != run.config:
+            facts = {} if is_new else run.environment
+            if facts.get("threads") is None:
+                write_json(run.path / ENVIRONMENT_FILE, environment() | facts)
+            is_changed = not is_new and config != run.config
+            if is_changed:
                 (run.path / EVALUATION_FILE).unlink(missing_ok=True)
-            if is_new or config != run.config:
+            if is_new or is_changed:
                 # The configuration comes last: it makes the folder a run.
                 write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
             yield
@@ -307,12 +295,12 @@ def _check_empty(run: Run) -> None:
 def _discard_empty(run: Run) -> None:
     """Remove what a run without model and checkpoint wrote; other files stay, and the folder."""
     checkpoints = (run.model_path, run.checkpoint_path, run.previous_checkpoint_path)
-    if any(file.exists() for file in checkpoints):
+    if any(map(Path.exists, checkpoints)):
         return
     with suppress(OSError):  # such as a folder that holds something else
-        for file in (run.path / CONFIG_FILE, run.path / ENVIRONMENT_FILE, run.metrics_path):
-            file.unlink(missing_ok=True)
         run.initial_path.unlink(missing_ok=True)
+        for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+            (run.path / name).unlink(missing_ok=True)
         run.checkpoint_path.parent.rmdir()
         (run.path / LOCK_FILE).unlink(missing_ok=True)
         run.path.rmdir()
@@ -347,21 +335,19 @@ def truncate_metrics(run: Run, step: int) -> None:
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def save_state(
-    path: Path, updater: Updater, state: TrainingState, fingerprint: dict[str, Any]
-) -> None:
-    """Write weights and the state of optimizer and training, atomically; the last file is kept.
+def save_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> None:
+    """Write weights and the state of optimizer and training; the last file is kept.
 
     Args:
-        path: of the file.
-        updater: of the weights.
-        state: of the training.
+        run: whose checkpoint is written.
+        trainer: has them.
         fingerprint: JSON-ready values by name that must not change until the file is read.
 
     Raises:
         TrainingError: a weight is not finite, or the file cannot be written; it is then as it was.
     """
-    check_finite(updater.task.model, path)
+    updater = trainer.updater
+    check_finite(trainer.model, run.checkpoint_path)
     tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
     if updater.average is not None:
         tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
@@ -369,24 +355,23 @@ def save_state(
         for name, entry in entries.items():
             if isinstance(entry, Tensor):
                 tensors[f"optimizer.{index}.{name}"] = entry
-    description = {"fingerprint": fingerprint, "state": asdict(state)}
-    save_tensors(path, tensors, description, previous=path.with_name(PREVIOUS_FILE))
+    description = {"fingerprint": fingerprint, "state": asdict(trainer.state)}
+    previous = run.previous_checkpoint_path
+    save_tensors(run.checkpoint_path, tensors, description, previous=previous)
 
 
-def load_state(
-    path: Path, updater: Updater, fingerprint: dict[str, Any], total_steps: int
-) -> tuple[TrainingState, str]:
+def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> TrainingState:
     """Restore what `save_state` wrote, or a damaged file's predecessor.
 
     Returns:
-        The state, that of the start where there is neither file; and a sentence if it is not
-        that of `path`.
+        The state, that of the start where there is neither file.
 
     Raises:
         RunError: there is no whole state, or it is one of another model, or of another fingerprint.
     """
+    path = run.checkpoint_path
     faults: list[str] = []
-    for file in filter(Path.exists, (path, path.with_name(PREVIOUS_FILE))):
+    for file in filter(Path.exists, (path, run.previous_checkpoint_path)):
         try:
             tensors, description = load_tensors(file)
             if not description.keys() >= {"fingerprint", "state"}:
@@ -397,20 +382,22 @@ def load_state(
         try:
             _check_fingerprint(file, description["fingerprint"], fingerprint)
             state = TrainingState(**description["state"])
-            state.check(total_steps)
-            _restore(tensors, updater)
-            updater.scaler.load_state_dict(state.loss_scale)
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            state.check(trainer.total_steps)
+            _restore(tensors, trainer.updater)
+            trainer.updater.scaler.load_state_dict(state.loss_scale)
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise RunError(f"{file}: is not the state of this training ({reason})") from error
-        if file == path:
-            return state, ""
-        move(file, path)  # else the next state would put the damaged file in its place
-        reason = faults[0] if faults else f"{path}: is missing"
-        return state, f"{reason}; going on from the checkpoint before it, of step {state.step}"
+        if file != path:
+            move(file, path)  # else the next state would put the damaged file in its place
+            fault = faults[0] if faults else f"{path}: is missing"
+            trainer.messages.append(
+                f"warning: {fault}; going on from the checkpoint before it, of step {state.step}"
+            )
+        return state
     if faults:
         raise RunError("; ".join(faults))
-    return TrainingState(), ""
+    return TrainingState()
 
 
 def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:

@@ -81,10 +81,9 @@ def _read(path: Path) -> dict[str, Tensor]:
                 max_bytes=MAX_BYTES,
                 timeout=SECONDS,
             )
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except IsolatedError as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
+    except (OSError, IsolatedError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(f"{path}: cannot be read ({reason})") from error
     if isinstance(arrays, str):  # what is wrong with the file
         raise RunError(f"{path}: {arrays}")
     for array in arrays.values():

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset, defaul
 
 from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.dataset import numbered
-from torchcaps.data.images import check_sizes, decode_image, natural_key
+from torchcaps.data.images import check_size, decode_image, natural_key
 from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
 from torchcaps.data.preprocess import ArrayPreprocess, Preprocess
 from torchcaps.errors import ArgumentError
@@ -206,15 +206,16 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:
     """Pictures and paths, at the size of the model if it is known."""
-    decoded = {}
+    decoded: list[Tensor] = []
     for index, picture in enumerate(pictures):
         name = str(picture) if isinstance(picture, str | Path) else f"image {index}"
-        decoded[f"{index}: {name}"] = decode_image(
+        image = decode_image(
             picture, model_size(model, "img_size"), model_size(model, "in_chans"), name=name
         )
-    check_sizes(NAME, decoded)
-    channels = max(len(image) for image in decoded.values())
-    return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded.values()])
+        decoded.append(image)
+        check_size(name, image, decoded[0].shape[1:])
+    channels = max(map(len, decoded))
+    return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded])
 
 
 def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str, ...]:

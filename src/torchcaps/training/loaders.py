@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
+from torchcaps.data.classes import first_labels, stratified_split
 from torchcaps.data.dataset import select_rows
-from torchcaps.data.splits import first_labels, stratified_split
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import Task
@@ -45,7 +45,6 @@ from torchcaps.training.sampling import (
     split_batches,
     step_seed,
 )
-from torchcaps.transfer import device_of
 
 # What a loader over a part of a data set takes over from the loader of the whole.
 KEPT_OPTIONS = (
@@ -208,13 +207,13 @@ class LoaderBatches(DatasetBatches):
         return -(-len(self._loader(epoch)) // self.config.optimizer.accumulate)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batch of each step, on the device of the model."""
+        """The batch of each step."""
         samples = iter(self._loader(number))
         step = 0
         while group := list(islice(samples, self.config.optimizer.accumulate)):
             if step >= start:
                 batches = [to_batch(sample, self.images.classes) for sample in group]
-                yield join_batches(batches, self.task.targets).to(device_of(self.task.model))
+                yield join_batches(batches, self.task.targets)
             step += 1
 
     def _loader(self, epoch: int) -> DataLoader[Any]:

@@ -20,7 +20,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,11 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import arithmetic, memory_errors
-from torchcaps.training.sampling import DatasetBatches
-from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
+from torchcaps.training.graph import StepGraph, side_stream
+from torchcaps.training.sampling import DatasetBatches, Rows
+from torchcaps.training.schedules import learning_rate_factor, learning_rates, part_ends
 from torchcaps.training.update import Updater
+from torchcaps.transfer import tape
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -101,6 +103,8 @@ class Trainer:
         updater: changes the weights.
         state: where the training stands; a callback may restore it in `on_start`.
         losses: of this rank in the newest step, as `Task.training_step` returned them.
+        loss_names: names of those without axes.
+        graph: takes steps without the host, where it can.
         history: the rows of the epochs of this process.
         notes: rows of events that belong to the metrics, such as a second start.
         messages: sentences for whoever watches.
@@ -141,6 +145,7 @@ class Trainer:
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
         self.losses: dict[str, Tensor] = {}
+        self.loss_names: list[str] = []
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
@@ -148,6 +153,7 @@ class Trainer:
         self.is_stopped = False
         self.is_finished = False
         self.error: BaseException | None = None
+        self.graph = StepGraph(self)
 
     def run(self) -> None:
         """Train from the state that a callback restores, or the start, to the last step.
@@ -160,6 +166,7 @@ class Trainer:
             with (
                 memory_errors(settings.batch_size or 1),
                 arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
+                side_stream(self.updater.device),
             ):
                 for callback in self.callbacks:
                     started.append(callback)
@@ -199,6 +206,7 @@ class Trainer:
         """
         self.model.load_state_dict(weights)
         self.updater.reset()
+        self.graph.reset()
         self.history.clear()
         self.state = TrainingState(lr_scale=lr_scale, restart=reason)
         self.note(reason)
@@ -209,9 +217,9 @@ class Trainer:
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
         start = time.perf_counter()
         num_samples = 0
-        for batch in self.batches.epoch(epoch, num_steps_done):
-            self.step(batch)
-            num_samples += self.ranks.shard_size(len(batch.indices))
+        for item in self.batches.epoch(epoch, num_steps_done):
+            self.step(item)
+            num_samples += self.ranks.shard_size(len(item.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
             is_due = is_epoch_end or state.step in (1, self.probe_step)
             is_due |= state.step % LOG_INTERVAL == 0
@@ -235,27 +243,54 @@ class Trainer:
         self.is_stopped = self.ranks.any(self.is_stopped)
         return self.is_stopped or self.is_finished
 
-    def step(self, batch: Batch) -> None:
+    def step(self, item: Batch | Rows) -> None:
         """Take a step, after which the state is that of the next one.
 
         Args:
-            batch: of all ranks together.
+            item: of `batches`, for all ranks together.
         """
         state = self.state
+        updater = self.updater
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
         )
-        lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
+        rates = learning_rates(updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
-        self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
-        names = [name for name, loss in self.losses.items() if loss.dim() == 0]
-        means = torch.stack([self.losses[name].detach() for name in names])
-        num_samples = self.ranks.shard_size(len(batch.indices))
-        self._unread.append((state.step, lr, num_samples, [*names, "count"], means))
+        share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
+        self.seed()
+        has_graph = not self.graph.reason
+        if has_graph:
+            means = self.graph.step(item, [fraction_trained, share, *rates])
+        else:
+            means = self.compute_gradients(item, fraction_trained)
+        num_samples = self.ranks.shard_size(len(item.indices))
+        self._unread.append((state.step, rates[0], num_samples, [*self.loss_names, "count"], means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._read_losses()
         state.step += 1
-        self.updater.update(state.step)
+        if not has_graph:
+            updater.update(rates, share)
+
+    def seed(self) -> None:
+        """Let what is drawn next be that of the step."""
+        self.batches.seed(self.state.step)
+        self.updater.seed(self.state.step)
+
+    def compute_gradients(self, item: Batch | Rows, fraction_trained: float | Tensor) -> Tensor:
+        """Compute losses and gradients of a step.
+
+        Args:
+            item: of `batches`.
+            fraction_trained: share of the training that is done, in [0, 1].
+
+        Returns:
+            The means of the losses `loss_names`, `[losses]` on the device.
+        """
+        with tape.get() or nullcontext():
+            batch = self.batches.load(item)
+        self.losses = self.updater.compute_gradients(batch, fraction_trained)
+        self.loss_names = [name for name, loss in self.losses.items() if loss.dim() == 0]
+        return torch.stack([self.losses[name] for name in self.loss_names])
 
     def _read_losses(self) -> None:
         """Add the losses of the steps since the last call to those of the epoch.

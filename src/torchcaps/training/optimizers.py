@@ -65,6 +65,11 @@ def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.opti
         )
     if settings.lr_scale:
         scale_rates(optimizer, parameters, settings.lr_scale)
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        if group.get("fused") and device.type == "cuda":  # a graph reads the rate of each step
+            group["initial_lr"] = group["lr"]
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
     return optimizer
 
 
@@ -82,9 +87,20 @@ def _build(
     return optimizer(weights, lr, **(options | settings.options))
 
 
+def _build_adam(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    parameters: NamedParameters,
+    lr: float,
+    settings: OptimizerSettings,
+) -> torch.optim.Optimizer:
+    """An optimizer that counts its steps where the parameters are."""
+    is_on_gpu = parameters[0][1].device.type == "cuda"
+    return _build(optimizer, parameters, lr, settings, capturable=is_on_gpu)
+
+
 # Adam (arXiv 1412.6980), and Adam with decoupled weight decay (arXiv 1711.05101).
-OPTIMIZERS.add("adam", partial(_build, torch.optim.Adam))
-OPTIMIZERS.add("adamw", partial(_build, torch.optim.AdamW))
+OPTIMIZERS.add("adam", partial(_build_adam, torch.optim.Adam))
+OPTIMIZERS.add("adamw", partial(_build_adam, torch.optim.AdamW))
 
 
 @register_optimizer("sgd", reads=("momentum", "nesterov"))

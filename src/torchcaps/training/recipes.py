@@ -1,10 +1,9 @@
 """Recipes: published experiments, each one declarative file."""
 
-import itertools
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,10 @@ class Row:
     """
 
     name: str
-    published: dict[str, str] = field(default_factory=dict)
-    changes: dict[str, Any] = field(default_factory=dict)
-    budgets: tuple[str, ...] = ()
-    within: dict[str, dict[str, Any]] = field(default_factory=dict)
+    published: dict[str, str]
+    changes: dict[str, Any]
+    budgets: tuple[str, ...]
+    within: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class RunBudget:
     """
 
     cost: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Recipe:
     config: TrainConfig
     rows: tuple[Row, ...]
     budgets: dict[str, RunBudget]
-    measures: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ("error",)
+    measures: tuple[str, ...]
+    figures: tuple[str, ...]
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
         """The rows that are run within a budget.
@@ -159,14 +158,12 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         UnknownNameError: a name that is no recipe.
         RunError: a file that cannot be read as one.
     """
-    path = Path(name_or_path)
     name = str(name_or_path)
     if name in RECIPES:
         return RECIPES[name]
-    if path.suffix != ".toml":
-        if name not in _recipe_files():
-            raise UnknownNameError("recipe", name, list_recipes(), note=plugins.failure_note())
-        path = _recipe_files()[name]
+    path = Path(name) if name.endswith(".toml") else _recipe_files().get(name)
+    if path is None:
+        raise UnknownNameError("recipe", name, list_recipes(), note=plugins.failure_note())
     with _refusing(path):
         return _parse_recipe(path.stem, tomllib.loads(read_text(path)))
 
@@ -217,9 +214,9 @@ def default_folder(
     is_named = data in stem or stem.endswith(data.split("-")[0])
     name = stem if is_named else f"{stem}-{data}"
     newest = folder = Path("runs") / name
-    for number in itertools.count(2):
-        if not folder.exists():
-            break
+    number = 1
+    while folder.exists():
+        number += 1
         newest = folder
         folder = folder.with_name(f"{name}-{number}")
     return newest if resume else folder
@@ -261,7 +258,7 @@ def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
         content["published"],
         config,
         tuple(rows),
-        budgets or {"full": RunBudget("not measured")},
+        budgets or {"full": RunBudget("not measured", {})},
         tuple(content.get("measures", ())),
         tuple(content.get("figures", ("error",))),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from torchcaps.training.files import (
     MODEL_FILE as MODEL_FILE,
     PREVIOUS_FILE,
     read_json,
+    reading,
 )
 from torchcaps.words import duration, format_metric, in_words, numbers
 
@@ -32,7 +34,7 @@ EVALUATION_FILE = "evaluation.json"
 INITIAL_FILE = "initial.safetensors"
 MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
-RESUME_OVERRIDES = ("device", "root", "max_bytes", "workers")
+RESUME_OVERRIDES = ("device", "graph", "root", "max_bytes", "workers")
 
 
 class Run:
@@ -86,22 +88,15 @@ class Run:
     def config(self) -> TrainConfig:
         """The resolved configuration. Raises RunError if it is damaged or of another format."""
         file = self.path / CONFIG_FILE
-        try:
-            content = read_json(file)
-            version = content.pop("format", None)
-            if version != FORMAT:
-                raise ValueError(f"expected format {FORMAT}, got {version}")
-            return TrainConfig.from_dict(content)
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file}: is no readable configuration ({error})") from error
+        with reading(file, "configuration"):
+            return TrainConfig.from_dict(read_json(file, FORMAT))
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions and hardware of the machine that started the run; empty if they are lost."""
-        try:
+        with suppress(OSError, ValueError, RecursionError):
             return read_json(self.path / ENVIRONMENT_FILE)
-        except (OSError, ValueError):
-            return {}
+        return {}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -111,16 +106,12 @@ class Run:
         """
         if not self.metrics_path.exists():
             return []
-        try:
+        with reading(self.metrics_path, "list of one JSON object a line"):
             lines = read_text(self.metrics_path).split("\n")
             rows = [json.loads(line) for line in lines[:-1]]
             for row in rows:
                 if not (isinstance(row, dict) and "kind" in row and type(row.get("step")) is int):
                     raise ValueError("a row without kind, or without a whole number as step")
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(
-                f"{self.metrics_path}: is not readable as one JSON object a line ({error})"
-            ) from error
         return rows
 
     @property
@@ -141,8 +132,9 @@ class Run:
             return False
         best_score = max(row[f"val_{row['score']}"] for row in epochs)
         epoch = epochs[-1]["epoch"]
-        reason = early_end(self.config.training, epoch, self.best_epoch or 0, best_score)
-        return bool(reason) or is_complete(self)
+        training = self.config.training
+        reason = early_end(training, epoch, self.best_epoch or 0, best_score)
+        return bool(reason) or epoch >= training.epochs
 
     @property
     def score(self) -> str:
@@ -173,13 +165,8 @@ class Run:
         file = self.path / EVALUATION_FILE
         if not file.exists():
             return None
-        try:
+        with reading(file, "evaluation", f"; write it anew with: torchcaps evaluate {self.path}"):
             return read_json(file)
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{file}: is no readable evaluation ({error}); "
-                f"write it anew with: torchcaps evaluate {self.path}"
-            ) from error
 
     def curves(self) -> Figure:
         """Loss and score over epochs; needs matplotlib.

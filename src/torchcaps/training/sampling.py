@@ -14,18 +14,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch.utils._pytree import tree_map_only
 
-from torchcaps.data import Batch, Dataset, few_labels, load_dataset, stratified_folds
+from torchcaps.data import Batch, Dataset, DiskDataset, few_labels, load_dataset, stratified_folds
+from torchcaps.data.classes import first_labels
 from torchcaps.data.files import default_workers
-from torchcaps.data.splits import first_labels
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
-from torchcaps.transfer import device_of
+from torchcaps.transfer import device_of, to_device
 
 if TYPE_CHECKING:
     from torchcaps.tasks import Task
@@ -38,6 +39,16 @@ ORDER = "1"  # the order of the images of an epoch
 DROPOUT = "2"  # what a model drops out
 SAMPLES = "3"  # random changes that a data set of the caller makes of its samples
 ITEMS = "4"  # items that a set makes anew for a batch
+
+
+class Rows(NamedTuple):
+    """What the host knows of a batch whose items are on the device, or are drawn there.
+
+    Attributes:
+        indices: `[batch]` rows of the data set, on the CPU.
+    """
+
+    indices: Tensor
 
 
 class DatasetBatches:
@@ -54,29 +65,46 @@ class DatasetBatches:
         self.images = images
         self.task = task
         self.config = config
+        self.generator = Generator()  # of the items that a set makes anew
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch, which counts from 0."""
         return len(self._indices(epoch))
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of all ranks together of an epoch, on the device of the model.
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch | Rows]:
+        """What `load` takes for each step of an epoch, of all ranks together.
 
         Args:
             number: of the epoch, counted from 0.
             start: number of steps that are left out at its beginning, because they are done.
         """
-        images = self.images
-        index_batches = self._indices(number)
-        first_step = number * len(index_batches)
-        steps = range(first_step + start, first_step + len(index_batches))
-        generators = (
-            Generator().manual_seed(step_seed(self.config, step, ITEMS)) for step in steps
-        )
-        targets = {name: images.targets[name] for name in self.task.targets}
+        index_batches = self._indices(number)[start:]
+        if not isinstance(self.images, DiskDataset):
+            yield from map(Rows, index_batches)
+            return
         shard = current().padded_shard
-        for batch in images.batches(index_batches[start:], targets, generators, shard):
-            yield batch.to(device_of(self.task.model))
+        yield from self.images.batches(index_batches, self._targets(), shard=shard)
+
+    def seed(self, step: int) -> None:
+        """Let the next `load` draw the items of a step, which counts from 0."""
+        self.generator.manual_seed(step_seed(self.config, step, ITEMS))
+
+    def load(self, item: Batch | Rows) -> Batch:
+        """The batch of a step, on the device of the model; the host reads nothing of it.
+
+        Args:
+            item: from `epoch`.
+        """
+        device = device_of(self.task.model)
+        if isinstance(item, Batch):
+            return tree_map_only(Tensor, lambda tensor: to_device(tensor, device), item)
+        rows = to_device(item.indices, self.images.inputs.device)
+        [batch] = self.images.batches([rows], self._targets(), [self.generator])
+        return batch.to(device)
+
+    def _targets(self) -> dict[str, Tensor]:
+        """The targets of the set that the task needs."""
+        return {name: self.images.targets[name] for name in self.task.targets}
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""

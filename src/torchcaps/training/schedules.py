@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from torchcaps.errors import ArgumentError
@@ -123,15 +124,27 @@ def part_ends(config: TrainConfig, total_steps: int) -> list[int]:
     return [end * total_steps // epochs for end in ends]
 
 
-def set_learning_rate(optimizer: Optimizer, factor: float, scale: float = 1.0) -> float:
-    """Set every group's rate to `scale * factor` of its peak.
-
-    Returns:
-        The rate of the first group.
-    """
+def learning_rates(optimizer: Optimizer, factor: float, scale: float = 1.0) -> list[float]:
+    """Of every group of parameters: `scale * factor` of its peak."""
+    rates = []
     for group in optimizer.param_groups:
-        group["lr"] = scale * (group.setdefault("initial_lr", group["lr"]) * factor)
-    return float(optimizer.param_groups[0]["lr"])
+        peak = group.setdefault("initial_lr", group["lr"])
+        rates.append(scale * (peak * factor))
+    return rates
+
+
+def set_learning_rates(optimizer: Optimizer, rates: Iterable[float | Tensor]) -> None:
+    """Give every group of parameters its rate, in the memory of the last one where it is a tensor.
+
+    Args:
+        optimizer: of the training.
+        rates: of each group a number, or a tensor without axes on the device.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def warmup_steps(total_steps: int) -> int:

@@ -6,7 +6,7 @@ rounding; a batch norm has the statistics of each part.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,7 +25,8 @@ from torchcaps.training.callbacks import copy_state
 from torchcaps.training.device import AUTOCAST, resolve_precision
 from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.transfer import device_of, widen
+from torchcaps.training.schedules import set_learning_rates
+from torchcaps.transfer import device_of, tape, widen
 
 
 class TrainingStep(nn.Module):
@@ -68,17 +69,25 @@ class WeightAverage:
         self.weights = copy_state(model)
         self.trained: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def update(self, num_updates: int) -> None:
-        """Take the weights of now into the average.
+    def share(self, num_updates: int) -> float:
+        """Part of the newest weights in the average.
 
         Args:
             num_updates: of the weights so far, this one among them: t.
         """
-        share = (1 - self.decay) / (1 - self.decay**num_updates)  # of the newest weights
+        return (1 - self.decay) / (1 - self.decay**num_updates)
+
+    @torch.no_grad()
+    def update(self, share: float | Tensor) -> None:
+        """Take the weights of now into the average.
+
+        Args:
+            share: their part in it, a number, or a tensor without axes on the device.
+        """
         for name, tensor in self.model.state_dict().items():
             if tensor.is_floating_point():
-                self.weights[name].lerp_(tensor, share)
+                weight = share.to(tensor.dtype) if isinstance(share, Tensor) else share
+                self.weights[name].lerp_(tensor, weight)
             else:
                 self.weights[name].copy_(tensor)
 
@@ -132,6 +141,7 @@ class Updater:
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in task.modules())
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
+        self.generator = torch.Generator()  # of random changes of images
         self.training_step: Any = task.training_step
         if ranks.world_size > 1:
             self.training_step = data_parallel(TrainingStep(task), ranks)
@@ -143,6 +153,24 @@ class Updater:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.optimizer = create_optimizer(self.task, settings)
         self.average = WeightAverage(self.task.model, settings.ema) if settings.ema else None
+        # What dropout draws from; None for a model without it.
+        self.dropout = torch.Generator(self.device) if self.has_dropout else None
+
+    def recover(self) -> None:
+        """Forget what a step began that failed before its update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        scale = self.scaler.state_dict()
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self.scaler.load_state_dict(scale)
+        if self.dropout is not None:
+            self.dropout = torch.Generator(self.device)
+
+    def seed(self, step: int) -> None:
+        """Let the next gradients draw the random numbers of a step, which counts from 0."""
+        self.generator.manual_seed(step_seed(self.config, step))
+        if self.dropout is not None:
+            stream = f"{DROPOUT}.{self.ranks.rank}" if self.ranks.rank else DROPOUT
+            self.dropout.manual_seed(step_seed(self.config, step, stream))
 
     def release(self) -> None:
         """Let the frozen parameters get gradients again, as before the training."""
@@ -158,29 +186,26 @@ class Updater:
         return (self.average and self.average.trained) or self.task.model.state_dict()
 
     def compute_gradients(
-        self, batch: Batch, step: int, fraction_trained: float
+        self, batch: Batch, fraction_trained: float | Tensor
     ) -> dict[str, Tensor]:
         """Compute losses and gradients of this rank's samples of a batch.
 
         Args:
             batch: of all ranks together.
-            step: its number, counted from 0.
-            fraction_trained: share of the training that is done, in [0, 1].
+            fraction_trained: share of the training that is done, in [0, 1]; a tensor without axes
+                on the device where the step becomes a graph.
 
         Returns:
             Losses by name, such as "loss", means over the rank's samples; tensors with axes hold a
             row for each sample. The gradients are such that their mean over the ranks is the
             gradient of the mean loss of the whole batch.
         """
-        # What the step draws comes from (seed, step); nothing below draws from anything else.
-        generator = torch.Generator().manual_seed(step_seed(self.config, step))
-        dropout_generator = self._dropout_generator(step)
-
         self.task.train()
         for module in self.frozen_modules:
             module.eval()
         batch_size = len(batch.indices)
-        shard = self.task.augment(batch, generator)
+        with tape.get() or nullcontext():
+            shard = self.task.augment(batch, self.generator)
         if self.ranks.world_size > 1:
             # All ranks take part in a step: one without samples gets one that does not count.
             shard = take_rows(shard, self.ranks.padded_shard(batch_size))
@@ -198,8 +223,8 @@ class Updater:
                 cache_enabled=False,
             )
             dropout: AbstractContextManager[Any] = nullcontext()
-            if dropout_generator is not None:
-                dropout = use_generator(dropout_generator)
+            if self.dropout is not None:
+                dropout = use_generator(self.dropout)
             # The ranks exchange the sums of all parts, with the last one.
             sync: AbstractContextManager[Any] = nullcontext()
             if number < len(parts) and self.ranks.world_size > 1:
@@ -211,15 +236,19 @@ class Updater:
                 weight = self.ranks.world_size * part_size / batch_size
                 loss = losses["loss"] if weight == 1 else losses["loss"] * weight
                 self.scaler.scale(loss).backward()
+            # Without the graph of the gradients, which would keep their memory.
+            losses = {name: value.detach() for name, value in losses.items()}
             part_losses.append((losses, part_size))
         return join_losses(part_losses)
 
-    def update(self, num_updates: int) -> None:
+    def update(self, rates: Iterable[float | Tensor], share: float | Tensor) -> None:
         """Change the weights by their gradients.
 
         Args:
-            num_updates: of the weights so far, this one among them.
+            rates: learning rate of each group of parameters.
+            share: of the new weights in the average.
         """
+        set_learning_rates(self.optimizer, rates)
         clip = self.config.optimizer.clip  # largest norm of the gradient, 0 for any
         if clip:
             self.scaler.unscale_(self.optimizer)
@@ -227,7 +256,7 @@ class Updater:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
-            self.average.update(num_updates)
+            self.average.update(share)
 
     def _split(self, shard: Any, num_samples: int, batch_size: int) -> list[tuple[Any, int]]:
         """The parts of a shard with their numbers of samples; as many parts on every rank.
@@ -253,13 +282,6 @@ class Updater:
             parts.append((take_rows(shard, rows), rows.stop - rows.start))
         return parts
 
-    def _dropout_generator(self, step: int) -> torch.Generator | None:
-        """What dropout draws from in this step and rank; None for a model without dropout."""
-        if not self.has_dropout:
-            return None
-        stream = f"{DROPOUT}.{self.ranks.rank}" if self.ranks.rank else DROPOUT
-        return torch.Generator(self.device).manual_seed(step_seed(self.config, step, stream))
-
 
 def take_rows(batch: Any, rows: slice) -> Any:
     """These rows of every tensor of a batch, which may be nested in tuples."""
@@ -278,8 +300,8 @@ def join_losses(parts: list[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]
     joined = {}
     for name, loss in parts[0][0].items():
         if loss.dim():
-            joined[name] = torch.cat([losses[name].detach() for losses, _ in parts])
+            joined[name] = torch.cat([losses[name] for losses, _ in parts])
         else:
-            means = [widen(losses[name].detach()) * (size / total) for losses, size in parts]
+            means = [widen(losses[name]) * (size / total) for losses, size in parts]
             joined[name] = torch.stack(means).sum()
     return joined

@@ -10,9 +10,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from torchcaps.data import load_dataset, read_matrix, read_norb
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
-from torchcaps.errors import DataError, UnknownNameError
+from torchcaps.errors import UnknownNameError
 
-from ..makers import assert_refused, write_norb
+from ..makers import assert_refused, refusal, write_norb
 
 MAGIC = {
     "float32": 0x1E3D4C51,
@@ -64,7 +64,6 @@ def test_files_are_as_published():
             r"its header \[3\] asks for a file of 32 bytes, got 33",
         ),
         (make_header(PACKED, (2, 2)) + b"1234", "that is not packed, got 0x1E3D4C52"),
-        (make_header(0x1E3D4C99, (3,)) + b"x" * 12, "expected the magic number .* 0x1E3D4C99"),
         (
             struct.pack("<Ii3i", MAGIC["uint8"], 99, 1, 1, 1),
             "got 0x1E3D4C55 and 99 axes",
@@ -73,12 +72,12 @@ def test_files_are_as_published():
 )
 def test_damaged_matrices_are_refused(tmp_path, content, words):
     (tmp_path / "a.mat").write_bytes(content)
-    with pytest.raises(DataError, match=words):
+    with refusal(words):
         read_matrix(tmp_path / "a.mat")
 
 
 def test_a_type_that_cannot_be_written():
-    with pytest.raises(ValueError, match="array: expected one of float32, .* got int64"):
+    with refusal("array: expected one of float32, .* got int64", ValueError):
         matrix_bytes(np.zeros(3, np.int64))
 
 
@@ -148,7 +147,7 @@ def test_by_name_gzipped_and_by_path(tmp_path):
 def test_an_absent_file_is_named(tmp_path):
     write_norb(tmp_path, side=8)
     (tmp_path / f"{STEMS['test']}-info.mat").unlink()
-    with pytest.raises(DataError, match=rf"no {STEMS['test']}-info\.mat"):
+    with refusal(rf"no {STEMS['test']}-info\.mat"):
         read_norb(tmp_path, "test")
 
 
@@ -156,7 +155,6 @@ def test_an_absent_file_is_named(tmp_path):
     ("kind", "matrix", "words"),
     [
         ("dat", np.zeros((10, 8, 8), np.uint8), r"expected photographs \[n, eyes, height, width\]"),
-        ("cat", np.zeros(9, np.int32), r"categories \[n\], .* \[9\]"),
         ("cat", np.full(10, 5, np.int32), "label 5 of image 0"),
         ("info", np.zeros((10, 3), np.int32), r"codes \[n, 4\], .* \[10, 3\]"),
     ],
@@ -164,10 +162,10 @@ def test_an_absent_file_is_named(tmp_path):
 def test_matrices_that_do_not_fit_are_refused(tmp_path, kind, matrix, words):
     write_norb(tmp_path, side=8)
     (tmp_path / f"{STEMS['train']}-{kind}.mat").write_bytes(matrix_bytes(matrix))
-    with pytest.raises(DataError, match=words):
+    with refusal(words):
         read_norb(tmp_path)
 
 
 def test_other_eyes_are_refused(tmp_path):
-    with pytest.raises(UnknownNameError, match="unknown choice of eyes 'rihgt'; did you mean"):
+    with refusal("unknown choice of eyes 'rihgt'; did you mean", UnknownNameError):
         read_norb(tmp_path, eyes="rihgt")

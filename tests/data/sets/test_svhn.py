@@ -3,10 +3,8 @@ import pytest
 import torch
 
 from torchcaps.data import load_dataset, read_svhn
-from torchcaps.errors import DataError
 
-from ..makers import assert_refused
-from ..mat_files import mat_bytes
+from ..makers import assert_refused, refusal, write_mat
 
 pytestmark = pytest.mark.usefixtures("mat_in_process")
 
@@ -15,8 +13,7 @@ LABELS = np.array([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 1]], np.uint8).T
 
 
 def write(path, images=IMAGES, labels=LABELS):
-    path.write_bytes(mat_bytes({"X": images, "y": labels}))
-    return path
+    return write_mat(path, {"X": images, "y": labels})
 
 
 def test_rows_columns_and_colors_stay_and_ten_is_the_digit_zero(tmp_path):
@@ -28,7 +25,6 @@ def test_rows_columns_and_colors_stay_and_ten_is_the_digit_zero(tmp_path):
 
 def test_by_name_and_by_path(tmp_path):
     folder = tmp_path / "svhn"
-    folder.mkdir()
     write(folder / "test_32x32.mat", IMAGES[..., :5], LABELS[:5])
     by_name = load_dataset("svhn", "test", tmp_path, cache_dir=tmp_path / "none")
     by_path = load_dataset(folder, "test")
@@ -48,5 +44,5 @@ def test_by_name_and_by_path(tmp_path):
     ],
 )
 def test_other_shapes_are_refused(tmp_path, images, labels, words):
-    with pytest.raises(DataError, match=words):
+    with refusal(words):
         read_svhn(write(tmp_path / "a.mat", images, labels))

@@ -9,7 +9,8 @@ from torchcaps.data import (
     split_views,
 )
 from torchcaps.data.sets import synthnorb
-from torchcaps.errors import DataError
+
+from ..makers import refusal
 
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 
@@ -125,7 +126,7 @@ def test_viewpoint_sets_by_name(tmp_path, small_set):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, small_set):
-    with pytest.raises(DataError, match="cannot be written"):
+    with refusal("cannot be written"):
         synthnorb.write_matrices(small_set("train"), tmp_path / "absent" / "toys")
 
 
@@ -139,5 +140,5 @@ def test_a_folder_that_cannot_be_written(tmp_path, small_set):
     ],
 )
 def test_arguments_out_of_range(options, words):
-    with pytest.raises(ValueError, match=words):
+    with refusal(words, ValueError):
         render(**options)

@@ -83,12 +83,6 @@ def test_the_nearest_of_several():
     assert body.first(-origins, -DOWN)[0].tolist() == [8.0, 8.0, math.inf]
 
 
-def test_what_lies_before_the_light():
-    body = Body([block((0, 0, 1), (1, 1, 0.1))])
-    starts = torch.tensor([[0.0, 0, 0], [0, 0, 2], [3, 0, 0]])
-    assert body.covered(starts, -DOWN, 1e-3).tolist() == [True, False, False]
-
-
 def test_turning_is_about_x_then_y_then_z():
     np.testing.assert_allclose(rotation((0, 0, 90)) @ [1, 0, 0], [0, 1, 0], atol=1e-12)
     np.testing.assert_allclose(rotation((90, 0, 90)) @ [0, 1, 0], [0, 0, 1], atol=1e-12)

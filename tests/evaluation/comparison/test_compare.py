@@ -72,10 +72,10 @@ def test_the_interval_is_that_of_the_difference():
     assert comparison.visible == smallest_visible(4000, discordant / 4000)
     few = (first[:200], second[:200])
     family = compare_answers(*few, adjust=[0.9, 0.8])
-    alone = compare_answers(*few)
-    assert 1e-6 < alone.p_value < alone.equivalence_p
-    assert family.p_value == pytest.approx(3 * alone.p_value)
-    assert family.equivalence_p == pytest.approx(min(1, 3 * alone.equivalence_p))
+    single = compare_answers(*few)
+    assert 1e-6 < single.p_value < single.equivalence_p
+    assert family.p_value == pytest.approx(3 * single.p_value)
+    assert family.equivalence_p == pytest.approx(min(1, 3 * single.equivalence_p))
     assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
     assert comparison == compare_answers(first, second)
     assert compare_answers(second, first).outcome == "second"

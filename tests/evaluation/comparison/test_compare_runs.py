@@ -67,20 +67,20 @@ def test_every_figure_by_formulas_of_its_own(paired, num_groups):
 
     groups = None if num_groups is None else group
     options = {"paired": paired, "groups": groups, "margin": 0.1}
-    alone = compare_runs(*answers, **options)
+    comparison = compare_runs(*answers, **options)
     family = compare_runs(*answers, **options, adjust=[p_value / 2, 0.9])
-    assert alone.difference == pytest.approx(difference)
-    assert alone.interval == family.interval == pytest.approx((low, high))
-    assert (alone.p_value, alone.unadjusted_p) == pytest.approx((p_value, p_value))
-    assert alone.equivalence_p == pytest.approx(gap)
-    assert alone.visible == pytest.approx(visible)
+    assert comparison.difference == pytest.approx(difference)
+    assert comparison.interval == family.interval == pytest.approx((low, high))
+    assert (comparison.p_value, comparison.unadjusted_p) == pytest.approx((p_value, p_value))
+    assert comparison.equivalence_p == pytest.approx(gap)
+    assert comparison.visible == pytest.approx(visible)
     smallest_margin = (t.ppf(0.95, degrees) + t.ppf(0.9, degrees)) * error
-    assert alone.smallest_margin == pytest.approx(smallest_margin)
+    assert comparison.smallest_margin == pytest.approx(smallest_margin)
     # The second smallest of three p-values counts twice by Holm, an equivalence three times.
     assert family.p_value == pytest.approx(min(1, max(2 * p_value, 3 * p_value / 2)))
     assert family.equivalence_p == pytest.approx(min(1, 3 * gap))
     assert (family.unadjusted_p, family.family) == (pytest.approx(p_value), 3)
-    assert alone.num_groups == num_groups
+    assert comparison.num_groups == num_groups
 
 
 def test_the_same_answers_are_equivalent_where_there_are_enough_images():

@@ -102,8 +102,10 @@ def test_em_without_agreement_takes_variances_of_one():
     router = EMRouting(3, inverse_temperature=0.5, beta_u=0.2, beta_a=-0.3)
     c = (1 - VAR_MIN) ** 0.5
     votes = c * torch.tensor([1.0, -1.0, 1.0, -1.0]).view(1, 4, 1, 1).expand(2, 4, 3, 5)
-    expected = router.uniform()(votes).activation
-    routed = router.uniform(agreement=False)(torch.randn(2, 4, 3, 5))
+    # Votes of opposite signs weigh the same, so that the mean stays at 0.
+    children = torch.tensor([0.3, 0.3, 0.8, 0.8]).expand(2, 4)
+    expected = router.uniform()(votes, children).activation
+    routed = router.uniform(agreement=False)(torch.randn(2, 4, 3, 5), children)
     torch.testing.assert_close(routed.activation, expected)
 
 

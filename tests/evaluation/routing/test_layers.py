@@ -25,9 +25,9 @@ def test_all_images_are_recorded_whatever_the_batch_size(monkeypatch):
     monkeypatch.setattr("torchcaps.evaluation.routing.layers.ROUTED_BATCH", 2)
     in_parts = route_images(model, images).layers
     for name, trace in record.layers.items():
-        whole = trace[:4] + tuple(trace.extras.values())
+        tensors = trace[:4] + tuple(trace.extras.values())
         parts = in_parts[name][:4] + tuple(in_parts[name].extras.values())
-        for tensor, expected in zip(parts, whole, strict=True):
+        for tensor, expected in zip(parts, tensors, strict=True):
             assert torch.allclose(tensor, expected, atol=1e-4)
     votes = torch.einsum("ijdk,bik->bijd", model.layers[0].weight, images.squeeze(1))
     expected = straightness(record.layers["layers.0"].coupling, votes)

@@ -64,7 +64,13 @@ def test_a_tensor_made_without_device(run, change_loss):
 
 
 def test_a_generator_of_the_cpu(run, monkeypatch):
-    monkeypatch.setattr(Updater, "_dropout_generator", lambda self, step: torch.Generator())
+    reset = Updater.reset
+
+    def reset_on_host(updater):
+        reset(updater)
+        updater.dropout = torch.Generator()
+
+    monkeypatch.setattr(Updater, "reset", reset_on_host)
     monkeypatch.setitem(runs.SMALLER, SYSTEM, runs.SMALLER[SYSTEM] | {"dropout": 0.5})
     assert "Expected a 'cuda' device type for generator" in run()
 

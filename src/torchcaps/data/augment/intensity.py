@@ -11,6 +11,7 @@ from torchcaps.data.augment.spatial import uniform
 from torchcaps.data.augment.transforms import register_augmentation
 from torchcaps.data.pixels import Images
 from torchcaps.groups import setting
+from torchcaps.transfer import to_device
 
 BRIGHTNESS = 63 / 255  # largest number that is added, either way
 CONTRAST = (0.2, 1.8)  # smallest and largest factor
@@ -71,9 +72,8 @@ def color_jitter(
     (zero mean, variance 1) take them; see `functional.standardize`.
     """
     # Two numbers in [0, 1) for each image, both [batch, 1, 1, 1].
-    brightness_draw, contrast_draw = torch.rand(
-        2, len(images), 1, 1, 1, generator=generator, device=generator.device
-    ).to(images)
+    draws = torch.rand(2, len(images), 1, 1, 1, generator=generator, device=generator.device)
+    brightness_draw, contrast_draw = to_device(draws, images)
     images = images + BRIGHTNESS * (2 * brightness_draw - 1)
 
     low, high = CONTRAST

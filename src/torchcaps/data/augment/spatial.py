@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from torchcaps.data.augment.transforms import MOVED, register_augmentation
-from torchcaps.data.pixels import Images, random_offsets, random_windows
+from torchcaps.data.pixels import Images, random_crop, random_offsets
 from torchcaps.errors import check_range
 from torchcaps.groups import setting
 from torchcaps.transfer import to_device
@@ -37,7 +37,8 @@ def shift(images: Images, settings: ShiftSettings, generator: Generator) -> Imag
     """Move each image by whole pixels, uniformly along each axis; zeros come in."""
     # A window of the old size, at a random place of the image with a margin of zeros.
     padded = F.pad(images, (settings.shift or 0,) * 4)
-    return random_windows(padded, images.shape[2:], generator)
+    height, width = images.shape[2:]
+    return random_crop(padded, (height, width), generator=generator)
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,10 @@ class Augmentation:
             group: has the settings of all augmentations as attributes. One that it lacks has its
                 default.
         """
-        settings = {}
-        is_on = False
+        amounts = {}
         for field in fields(self.settings):
-            amount = getattr(group, field.name, field.default)
-            settings[field.name] = amount
-            is_on |= bool(amount) and field.name not in self.parameters
-        return self.settings(**settings) if is_on else None
+            amounts[field.name] = getattr(group, field.name, field.default)
+        return self.settings(**amounts) if any(map(amounts.get, self.switches)) else None
 
     def refuse(self, group: Any, reason: str) -> None:
         """Raise ArgumentError for the first of its switches that is on and not the default.

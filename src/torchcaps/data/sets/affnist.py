@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
+from torchcaps.data._registry import ReadRequest, published_set, register_directory_format
 from torchcaps.data.dataset import Dataset, concatenate
 from torchcaps.data.images import natural_key
 from torchcaps.data.mat import label_arrays, read_mat
@@ -14,20 +14,7 @@ from torchcaps.errors import DataError
 
 SIDE = 40
 FOLDERS = {"train": "training_and_validation_batches", "test": "test_batches"}
-INFO = DatasetInfo(
-    name="affnist",
-    title="affNIST, MNIST under affine transformations",
-    classes=tuple("0123456789"),
-    image_shape=(1, SIDE, SIDE),
-    train=1_920_000,
-    test=320_000,
-    license="none stated",
-    source="https://www.cs.toronto.edu/~tijmen/affNIST/",
-    sha256={
-        "transformed/training_and_validation_batches/1.mat": None,
-        "transformed/test_batches/1.mat": None,
-    },
-)
+INFO = published_set("affnist")
 
 
 def _find_files(folder: Path, split: str) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
+from torchcaps.data._registry import ReadRequest, published_set, register_directory_format
 from torchcaps.data.dataset import Dataset, check_labels
 from torchcaps.data.folder import read_folder
 from torchcaps.data.reading import read_bytes
@@ -22,34 +22,8 @@ PATTERNS = {"train": "data_batch_[0-9].bin", "test": "test_batch.bin"}
 FOLDER = "cifar-10-batches-bin"
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
-INFO = DatasetInfo(
-    name="cifar10",
-    title="CIFAR-10 color photographs",
-    image_shape=(3, 32, 32),
-    train=50_000,
-    test=10_000,
-    classes=(
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ),
-    license="none stated; its authors ask that their technical report of 2009 be cited",
-    source="https://www.cs.toronto.edu/~kriz/cifar.html",
-    sha256={
-        "data_batch_1.bin": None,
-        "data_batch_2.bin": None,
-        "data_batch_3.bin": None,
-        "data_batch_4.bin": None,
-        "data_batch_5.bin": None,
-        "test_batch.bin": None,
-    },
+INFO = published_set(
+    "cifar10",
     sources=(
         Archive(
             URL,

@@ -12,57 +12,12 @@ from pathlib import Path
 
 import torch
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
+from torchcaps.data._registry import ReadRequest, published_set, register_directory_format
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import Entry, read_entries
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
 
-CLASSES = (
-    "limit 20",
-    "limit 30",
-    "limit 50",
-    "limit 60",
-    "limit 70",
-    "limit 80",
-    "end of limit 80",
-    "limit 100",
-    "limit 120",
-    "no overtaking",
-    "no overtaking by lorries",
-    "right of way",
-    "priority road",
-    "give way",
-    "stop",
-    "no vehicles",
-    "no lorries",
-    "no entry",
-    "danger",
-    "bend left",
-    "bend right",
-    "double bend",
-    "uneven road",
-    "slippery road",
-    "road narrows",
-    "road works",
-    "traffic signals",
-    "pedestrians",
-    "children",
-    "bicycles",
-    "ice",
-    "wild animals",
-    "end of limits",
-    "right only",
-    "left only",
-    "straight only",
-    "straight or right",
-    "straight or left",
-    "keep right",
-    "keep left",
-    "roundabout",
-    "end of no overtaking",
-    "end of no overtaking by lorries",
-)
 SIDE = 32  # pixels that images are resized to
 TRAINING = ("Final_Training/Images", "Training", "Train", "")
 TEST_TABLES = (
@@ -71,20 +26,7 @@ TEST_TABLES = (
     "GT-final_test.csv",
     "Test/GT-final_test.csv",
 )
-INFO = DatasetInfo(
-    name="gtsrb",
-    title="German Traffic Sign Recognition Benchmark",
-    classes=CLASSES,
-    image_shape=(3, 32, 32),
-    train=39_209,
-    test=12_630,
-    license="none stated; its authors ask that Stallkamp et al. 2012 be cited",
-    source="https://benchmark.ini.rub.de/gtsrb_dataset.html",
-    sha256={
-        "Final_Training/Images/00000/GT-00000.csv": None,
-        "Final_Test/Images/GT-final_test.csv": None,
-    },
-)
+INFO = published_set("gtsrb")
 
 
 def _find_base(folder: Path) -> Path | None:
@@ -134,7 +76,7 @@ def read_gtsrb(folder: str | Path, request: ReadRequest, name: str = "gtsrb") ->
         name,
         entries,
         replace(request, img_size=request.img_size or SIDE, in_chans=request.in_chans or 3),
-        classes=CLASSES,
+        classes=INFO.classes,
         targets={"track": track, "frame": frame},
     )
 
@@ -157,12 +99,12 @@ def _read_table(path: Path, split: str | None) -> list[Entry]:
             places = (path.parent / name, path.parent / "Images" / name)
             file = next(filter(Path.is_file, places), None)
             label = row["ClassId"] or ""
-            if file is None or not label.isdecimal() or int(label) >= len(CLASSES):
+            if file is None or not label.isdecimal() or int(label) >= len(INFO.classes):
                 raise DataError(
                     f"{path} line {rows.line_num}: expected a file that is there and a ClassId "
-                    f"from 0 to {len(CLASSES) - 1}, got {places[0]} and {label!r}"
+                    f"from 0 to {len(INFO.classes) - 1}, got {places[0]} and {label!r}"
                 )
-            entries.append(Entry(str(file), (CLASSES[int(label)],), split))
+            entries.append(Entry(str(file), (INFO.classes[int(label)],), split))
     if not entries:
         raise DataError(f"{path}: no image in this table")
     return entries

@@ -109,14 +109,22 @@ class PairMaker(Maker):
         moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
         moves = to_device(moves, base.device) - self.max_shift
         composites, singles = self.overlay(pairs, moves)
-        labels = self.source.labels[pairs]
-        targets = {
-            "labels": _two_hot(labels, self.source.num_classes),
-            "single_label": labels,
-            "singles": to_float(_fit_singles(singles, images)),
-        }
+        targets = self.pair_labels(pairs) | {"singles": to_float(_fit_singles(singles, images))}
         inputs = fit_images(composites, images.img_size, images.in_chans)
         return Batch(to_float(inputs), targets, indices)
+
+    def pair_labels(self, pairs: Int64[Tensor, "batch 2"]) -> dict[str, Tensor]:
+        """The targets "labels" and "single_label" of pairs of images.
+
+        Args:
+            pairs: indices into the source.
+
+        Returns:
+            0 and 1, uint8 `[batch, classes]`, and classes `[batch, 2]`.
+        """
+        labels = self.source.labels[pairs]
+        hot = F.one_hot(labels, self.source.num_classes).sum(dim=1).byte()
+        return {"labels": hot, "single_label": labels}
 
     def split(
         self, images: Dataset, fraction_or_count: float, seed: int
@@ -147,8 +155,7 @@ class PairMaker(Maker):
             uint8 `[m, 2, channels, height, width]`.
         """
         rows = select_rows(images.targets, torch.as_tensor(indices))
-        _, singles = self.overlay(rows["chosen"], rows["moves"])
-        return _fit_singles(singles, images)
+        return _fit_singles(self.overlay(rows["chosen"], rows["moves"])[1], images)
 
     def overlay(
         self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]
@@ -176,11 +183,6 @@ def _fit_singles(singles: Tensor, images: Dataset) -> Tensor:
     """The two images of each composite as the set of composites is, which may be resized."""
     flat = fit_images(singles.flatten(0, 1), images.img_size, images.in_chans)
     return flat.unflatten(0, (-1, 2))
-
-
-def _two_hot(labels: Int64[Tensor, "batch 2"], num_classes: int) -> UInt8[Tensor, "batch classes"]:
-    """1 for the two classes of each composite, and 0 for the others."""
-    return F.one_hot(labels, num_classes).sum(dim=1).byte()
 
 
 def make_pairs(
@@ -230,16 +232,9 @@ def make_pairs(
 
     chunks = zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True)
     images = [maker.overlay(pair, move)[0] for pair, move in chunks]
-    labels = maker.source.labels[pairs]
-    targets = {
-        "labels": _two_hot(labels, source.num_classes),
-        "single_label": labels,
-        "chosen": pairs,
-        "moves": moves,
-    }
     return Dataset(
         torch.cat(images),
-        targets,
+        maker.pair_labels(pairs) | {"chosen": pairs, "moves": moves},
         source.classes,
         name or f"multi-{source.name}",
         base if maker.source.groups is None else maker.source.groups[base],
@@ -275,7 +270,7 @@ def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int
 def _make(source: Dataset, split: str) -> Dataset:
     """The named set of a source."""
     # Train and test take their draws from different seeds: both count their images from 0.
-    return make_pairs(source, PER_IMAGE[split], SHIFT, seed=0 if split == "train" else 1)
+    return make_pairs(source, PER_IMAGE[split], SHIFT, seed=int(split == "test"))
 
 
 def _make_masked(source: Dataset, split: str) -> Dataset:

@@ -51,15 +51,14 @@ class PlaceMaker(Maker):
             expected = f"expected canvases of {self.canvas} pixels, as they were made"
             raise DataError(f"{images.name}: {expected}, got {images!r}")
         targets = select_rows(images.targets, indices)
-        moves = []
-        for name, side in zip(("top", "left"), self.content, strict=True):
-            places = random_offsets(len(indices), self.canvas, side, generator)
-            places = to_device(places, indices.device)
-            moves.append(places - targets[name])
-            targets[name] = places
+        corners = [
+            random_offsets(len(indices), self.canvas, side, generator) for side in self.content
+        ]
+        places = to_device(torch.stack(corners, dim=1), indices.device)
+        moves = places - torch.stack([targets["top"], targets["left"]], dim=1)
+        targets["top"], targets["left"] = places.unbind(dim=1)
         margin = self.canvas - min(self.content)
-        corners = torch.stack(moves, dim=1)
-        moved = place_images(images.inputs[indices], images.img_size, corners, margin)
+        moved = place_images(images.inputs[indices], images.img_size, moves, margin)
         return Batch(to_float(moved), targets, indices)
 
 
@@ -245,16 +244,9 @@ def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
 
 
-def _place_split(source: Dataset, split: str) -> Dataset:
-    """The digits of a split at random places."""
-    return placed(source, SIDE, seed=0 if split == "train" else 1)
-
-
 def _transform_test(source: Dataset, split: str) -> Dataset:
     """Placed digits to train on, transformed ones to test on."""
-    if split == "train":
-        return _place_split(source, split)
-    return affine_copies(source, COPIES, SIDE, seed=1)
+    return affine_copies(source, COPIES, SIDE, seed=1) if split == "test" else placed(source, SIDE)
 
 
 for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
@@ -263,7 +255,11 @@ for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
         "image_shape": (1, SIDE, SIDE),
         "title": f"{_digits} at random places of 40 × 40",
     }
-    register_derived(_base, _place_split, **_changes)
+    register_derived(
+        _base,
+        lambda source, split: placed(source, SIDE, seed=int(split == "test")),
+        **_changes,
+    )
     _changes |= {
         "name": f"affine-{_base.name}",
         "test": _base.test * COPIES,

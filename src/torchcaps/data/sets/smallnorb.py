@@ -21,6 +21,7 @@ from torch import Tensor
 from torchcaps.data._registry import (
     DatasetInfo,
     ReadRequest,
+    published_set,
     register_dataset,
     register_derived,
     register_format,
@@ -46,35 +47,11 @@ STEMS = {
 }
 ANY = "*norb"
 EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
-CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e"  # of both splits
 # Codes of the familiar views: azimuths of 300° to 40°, in tens of degrees; elevations of 30° to
 # 40°. A third of all views is familiar.
 FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
-INFO = DatasetInfo(
-    name="smallnorb",
-    title="smallNORB, stereo photographs of toys",
-    image_shape=(2, 48, 48),
-    train=24_300,
-    test=24_300,
-    classes=("animal", "human", "airplane", "truck", "car"),
-    license="for research only, as its authors state",
-    source="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
-    sha256={
-        f"{STEMS['train']}-dat.mat": (
-            "4813bf104d229583fea8ed57fdc3e9258c927b8dfb43d75412e854a7a9588067"
-        ),
-        f"{STEMS['train']}-cat.mat": CATEGORIES,
-        f"{STEMS['train']}-info.mat": (
-            "6b4075d3800ba0c6fa8c46a02f672572abe7b93f7ed82fb7668354a99ef03306"
-        ),
-        f"{STEMS['test']}-dat.mat": (
-            "2b1de646c57ffdc259b8fb973a6453e90915248a8fdb4d9df948786bdae72b34"
-        ),
-        f"{STEMS['test']}-cat.mat": CATEGORIES,
-        f"{STEMS['test']}-info.mat": (
-            "318f817236b7c97af03cd90e07a9cbb4346e20ef83a1118a61eeb50e3b96db7e"
-        ),
-    },
+INFO = published_set(
+    "smallnorb",
     sources=(Mirror("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),),
 )
 
@@ -181,7 +158,9 @@ def read_norb(
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
     if halve and pixels.shape[2:] == (96, 96):
-        pixels = _halve(pixels)
+        # Means of 2 × 2 pixels, rounded half up, by whole numbers so that all machines agree.
+        rows = pixels[..., 0::2, :].astype(np.int16) + pixels[..., 1::2, :]
+        pixels = ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images, targets, INFO.classes, name, groups=toys)
@@ -192,12 +171,6 @@ def toy_numbers(
 ) -> Int64[Tensor, " n"]:
     """A number for each toy: instances are numbered from 0 to 99 in each category."""
     return 100 * categories + instances
-
-
-def _halve(images: np.ndarray) -> np.ndarray:
-    """Means of 2 × 2 pixels, rounded half up, by whole numbers so that all machines agree."""
-    rows = images[..., 0::2, :].astype(np.int16) + images[..., 1::2, :]
-    return ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
 
 
 class Views(NamedTuple):

@@ -6,25 +6,14 @@ A photograph shows what stands beside its digit too.
 
 from pathlib import Path
 
-from torchcaps.data._registry import DatasetInfo, register_directory_format
+from torchcaps.data._registry import published_set, register_directory_format
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.mat import label_arrays, read_mat
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError
 
-INFO = DatasetInfo(
-    name="svhn",
-    title="Street View House Numbers, cropped digits",
-    classes=tuple("0123456789"),
-    image_shape=(3, 32, 32),
-    train=73_257,
-    test=26_032,
-    license="for non-commercial use only, as its authors state",
-    source="http://ufldl.stanford.edu/housenumbers/",
-    sha256={
-        "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-    },
+INFO = published_set(
+    "svhn",
     sources=(Mirror("http://ufldl.stanford.edu/housenumbers/", suffix=""),),
 )
 

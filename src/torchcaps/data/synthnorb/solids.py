@@ -106,8 +106,7 @@ def rotation(degrees: Vector) -> np.ndarray:
     """The matrix `[3, 3]` that turns about x, then y, then z."""
     from scipy.spatial.transform import Rotation
 
-    matrix: np.ndarray = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
-    return matrix
+    return np.asarray(Rotation.from_euler("xyz", degrees, degrees=True).as_matrix())
 
 
 def _stack(arrays: Sequence[Any]) -> Tensor:
@@ -405,8 +404,17 @@ def photograph(
     starts = points + SHADOW_OFFSET * normals
     photographs = []
     for lamp in lamps:
-        gray = _light(body, lamp, turn, starts, normals, on_table) * surface_albedo
-        gray = gray.reshape(size, 2, size, 2).mean(dim=(1, 3))
+        # The light of the lamp, by Lambert's cosine; what looks away from it needs no ray to it.
+        to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
+        cosine = (normals @ to_lamp).clamp(min=0)
+        cosine = torch.where(on_table, to_lamp[2], cosine)
+        facing = (cosine > 0).nonzero().flatten()
+        in_shadow = body.covered(starts[facing], to_lamp, SHADOW_OFFSET)
+        cosine[facing[in_shadow]] = 0.0
+
+        # And that of the sky.
+        light = lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine
+        gray = (light * surface_albedo).reshape(size, 2, size, 2).mean(dim=(1, 3))
         photographs.append((gray.clamp(0, 1) * 255).round())
     return torch.stack(photographs).to(torch.uint8)
 
@@ -415,27 +423,3 @@ def _direction(height: float, azimuth: float) -> Tensor:
     """A unit vector by its angles in radians, `height` above the table."""
     flat = math.cos(height)
     return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
-
-
-def _light(
-    body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor
-) -> Tensor:
-    """Light that arrives at each point: of the lamp, by Lambert's cosine, and of the sky.
-
-    Args:
-        body: that may cast a shadow.
-        lamp: the lamp.
-        turn: of the body, in radians.
-        starts: `[points, 3]`, of the rays to the lamp.
-        normals: `[points, 3]`, of the surface at the points.
-        on_table: `[points]`, whether they are on the table.
-    """
-    to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
-    cosine = (normals @ to_lamp).clamp(min=0)
-    cosine = torch.where(on_table, to_lamp[2], cosine)
-
-    # What looks away from the lamp needs no ray to it.
-    facing = (cosine > 0).nonzero().flatten()
-    in_shadow = body.covered(starts[facing], to_lamp, SHADOW_OFFSET)
-    cosine[facing[in_shadow]] = 0.0
-    return lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine

@@ -22,17 +22,22 @@ class View(NamedTuple):
     exports `setUp(panel)` and `update(inference, label, uniform)`.
 
     Attributes:
+        name: of the view, and of its path below `/api/`.
         function: from a session, and the values of a request by their names, to the answer.
-        name, title, order, missing, describe, batch: as of `register_view`.
+        title: of its tab; empty for none.
+        order: of its tab, from the left.
+        missing: why the view is not for a model, by what task and model declare; empty if it is.
+        describe: what the page needs to know, ready for JSON. It is asked once, before requests.
+        batch: answers several requests of the same couplings in one pass of the model.
     """
 
     name: str
     function: Callable[..., Answer]
-    title: str
-    order: int
-    missing: Callable[[Session], str]
-    describe: Callable[[Session], dict[str, Any]]
-    batch: Callable[[Session, Sequence[Arguments]], list[Answer]] | None
+    title: str = ""
+    order: int = 0
+    missing: Callable[[Session], str] = lambda _: ""
+    describe: Callable[[Session], dict[str, Any]] = lambda _: {}
+    batch: Callable[[Session, Sequence[Arguments]], list[Answer]] | None = None
 
     def answer(self, session: Session, requests: Sequence[Arguments]) -> list[Answer]:
         """The answers to several requests; ArgumentError for a model that it is not for."""
@@ -52,16 +57,7 @@ def open_views(session: Session) -> dict[str, View]:
     return {view.name: view for view in views if not view.missing(session)}
 
 
-def register_view(
-    name: str,
-    *,
-    title: str = "",
-    order: int = 0,
-    missing: Callable[[Session], str] = lambda _: "",
-    describe: Callable[[Session], dict[str, Any]] = lambda _: {},
-    batch: Callable[[Session, Sequence[Arguments]], list[Answer]] | None = None,
-    replace: bool = False,
-) -> Callable[[F], F]:
+def register_view(name: str, *, replace: bool = False, **about: Any) -> Callable[[F], F]:
     """Decorator that registers a function as a view.
 
     The function takes a `Session`, and from a request what its other parameters name, such as
@@ -70,20 +66,15 @@ def register_view(
 
     Args:
         name: of the view, and of its path below `/api/`.
-        title: of its tab; empty for none.
-        order: of its tab, from the left.
-        missing: why the view is not for a model, by what task and model declare; empty if it is.
-        describe: what the page needs to know, ready for JSON. It is asked once, before requests.
-        batch: answers several requests of the same couplings in one pass of the model.
         replace: whether it may take the place of a view of this name.
+        about: further attributes of the `View`, such as `title`, `missing` and `batch`.
 
     Raises:
         ValueError: for a taken name, unless `replace`.
     """
 
     def register(function: F) -> F:
-        view = View(name, function, title, order, missing, describe, batch)
-        VIEWS.add(name, view, replace=replace)
+        VIEWS.add(name, View(name, function, **about), replace=replace)
         return function
 
     return register

@@ -14,11 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.forward import evaluating
-from torchcaps.explorer.pictures import Motion, Picture, move, overlay
-from torchcaps.explorer.session import Session
+from torchcaps.explorer.session import Motion, Picture, Session, move, overlay
 from torchcaps.explorer.views._base import Answer, Arguments, register_view
-from torchcaps.tasks.masks import overlays
 
 MAX_STEPS = 41  # pictures of one sweep
 MAX_EXAMPLES = 60  # of one answer
@@ -32,21 +29,17 @@ def infer_batch(session: Session, requests: Sequence[Arguments]) -> list[Answer]
         labels = request.get("classes", ())
         check_range("classes", len(labels), high=session.MAX_DECODED)
         session.check_class(*labels)
-    if session.spec.is_dense:
-        with evaluating(session.model):
-            activations, overlaid = overlays(session.task, session.batch(images))
-        poses = None
-    else:
-        activations, poses = session.encode(images, uniform=requests[0].get("uniform", False))
+    activations, poses = session.encode(images, uniform=requests[0].get("uniform", False))
     answers = []
     for k, (image, request) in enumerate(zip(images, requests, strict=True)):
         activation = activations[k]
         pose = None if poses is None else poses[k]
         labels = tuple(request.get("classes", ()))
         drawings = None
-        if session.spec.is_dense:
+        if session.spec.is_dense and pose is not None:
             labels = labels[:1] or (1 + int(activation[1:].argmax()),)
-            drawings = overlaid[k : k + 1]
+            drawings = pose.unsqueeze(0)
+            pose = None
         elif not labels:
             count = min(request.get("count", 1), len(activation))
             labels = tuple(activation.topk(count).indices.tolist())
@@ -197,7 +190,7 @@ def transform(
     check_range("values", len(values), low=1, high=MAX_STEPS)
     images = [move(image, motion.at(value)) for value in values]
     activation, pose = session.encode(images, uniform=uniform)
-    path = None if pose is None else pose[:, label]
+    path = pose[:, label] if session.has_poses and pose is not None else None
     return {"values": values, "activation": activation, "pose": path}
 
 

@@ -19,8 +19,7 @@ from torchcaps.evaluation.routing.layers import (
     routers_of,
     swapped_routers,
 )
-from torchcaps.explorer.pictures import Picture
-from torchcaps.explorer.session import Session
+from torchcaps.explorer.session import Picture, Session
 from torchcaps.explorer.views._base import register_view
 from torchcaps.functional import DenseField
 from torchcaps.functional.geometry import receptive_field
