@@ -322,19 +322,20 @@ class WrappedNetwork(nn.Module):
         Both as they are. All parts are in evaluation mode; of the outer module itself the output is
         also compared in training mode.
         """
-        sizes = model_metadata(self).preprocess or self  # those of its training, if there was one
-        image = torch.rand(1, sizes.in_chans, *sizes.img_size, generator=torch.Generator()).to(
-            next(self.parameters())
-        )
         calls: list[Any] = []
-        hook = self.entry.register_forward_hook(lambda *call: calls.append(call))
         try:
-            with hook, evaluating(self):
+            sizes = model_metadata(self).preprocess or self  # those of its training, if any
+            image = torch.rand(1, sizes.in_chans, *sizes.img_size, generator=torch.Generator()).to(
+                next(self.parameters())
+            )
+            with (
+                self.entry.register_forward_hook(lambda *call: calls.append(call)),
+                evaluating(self),
+            ):
                 for self.outer.training in (True, False):
                     output = self.outer(image)
-                    [(_, [network_input], network_output)] = calls
-                    calls.clear()
-                    if not torch.equal(network_output, output):
+                    _, [network_input], network_output = calls.pop()
+                    if calls or not torch.equal(network_output, output):
                         return False, False
             return torch.equal(network_input, image), True
         except Exception:  # a module can fail in any way at an image that it is not made for

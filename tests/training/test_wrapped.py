@@ -210,7 +210,7 @@ def test_a_stage_that_changes_images_keeps_its_part(name, images, labels, tmp_pa
         ArgumentError, match="which changes them before; give the function"
     ) as error:
         tc.save(model, tmp_path / "model")
-    assert f"save model.get_submodule({place!r}) alone" in str(error.value)
+    assert f"or save its part {place!r} alone" in str(error.value)
 
 
 def test_the_whole_is_saved_with_its_builder(images, labels, tmp_path):
@@ -316,6 +316,15 @@ def test_a_wrapper_that_takes_no_image_is_refused_as_before():
             return self.net(first)
 
     assert find_network(model := Pairs(network())) is model
+
+
+def test_a_network_of_unknown_size_is_found_where_nothing_needs_to_be_tried(images, labels):
+    net = Lengths()
+    net.spec = tc.ModelSpec(activation="length", loss="margin")
+    assert find_network(holder := Holder(net)) is holder
+    for model in (nn.Sequential(Normalize(), net), nn.DataParallel(net)):
+        assert spec_of(model) == net.spec
+        assert "train_margin" in tc.fit(model, images, labels, **SETTINGS).history[0]
 
 
 def test_fit_says_that_the_wrapper_has_no_part(images, labels, capsys):

@@ -226,7 +226,7 @@ def save(
                 "expected one that gives images to its network as they are, got "
                 f"{type(model.outer).__name__}, which changes them before; give the function that "
                 "builds the whole, save(model, path, builder=..., options={...}), or save "
-                f"model.get_submodule({model.path!r}) alone",
+                f"its part {model.path!r} alone",
             )
     model = unwrap(model)
     description = describe(model, metadata)

@@ -133,10 +133,10 @@ def fit(
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = ""
+        sentences = list(_model_notes(model, task, val_images, verbose))
         if config.model.init is not None:
             weights = training.initial.InitialWeights(network, config.model.init, images.classes)
-            initial = weights.sentence
+            sentences.append(weights.sentence)
         batches = DatasetBatches(images, task, config)
         if is_loader(data):
             from torchcaps.training.loaders import LoaderBatches
@@ -152,15 +152,10 @@ def fit(
         )
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
-        if network is unwrap(model) is not model:
-            trainer.note(f"the network within {type(model).__name__} is trained without it")
-        if not declares(network):
-            trainer.note(output_note(task, val_images, verbose))
-        if initial:
-            trainer.note(initial)
+        for sentence in sentences:
+            trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
-    # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
@@ -181,8 +176,9 @@ def _fit_data(
         val_images = cropped(as_set(validation, None, model), config.data.crop)
     if is_loader(data):
         if labels is not None:
-            kind = type(data).__name__
-            raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
+            raise ArgumentError(
+                "labels", f"expected none beside a {type(data).__name__}, which has its own"
+            )
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
@@ -210,12 +206,16 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
                 weight.data = ordinary.copy_(weight.data)
 
 
-def output_note(task: Task, images: Dataset, verbose: bool) -> str:
-    """What the outputs of a model that declares nothing are taken for, in a sentence.
+def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -> Iterator[str]:
+    """Sentences on the part of the model that is trained, and on what its outputs are taken for.
 
-    Outputs for the first images that look like lengths of capsules are warned of, by `warnings`
-    where nothing else is shown.
+    Outputs for the first images that look like lengths of capsules, of a model that declares
+    nothing, are warned of, by `warnings` where nothing else is shown.
     """
+    if task.model is unwrap(model) is not model:
+        yield f"the network within {type(model).__name__} is trained without it"
+    if declares(model):
+        return
     with evaluating(task):
         outputs = task.model(first_batch(task, images, 8).inputs)
     note = (
@@ -227,7 +227,7 @@ def output_note(task: Task, images: Dataset, verbose: bool) -> str:
         note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
         if not verbose:
             warnings.warn(note, stacklevel=3)
-    return note
+    yield note
 
 
 def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
