@@ -195,8 +195,9 @@ def save(
         The path.
 
     Raises:
-        ArgumentError: for a model without a builder, one that was changed since it was built or whose
-            images another module changes, a builder that has no name, or options that are no JSON.
+        ArgumentError: for a model without a builder, one that was changed since it was built, one
+            whose images another module changes, a builder that has no name, or options that are no
+            JSON.
         RunError: the path is the folder of a run, or the folder cannot be made.
         TrainingError: when the file cannot be written.
 
