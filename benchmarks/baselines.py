@@ -128,6 +128,7 @@ VARIANTS = {
     "limit": Variant(LinearLimit, exact=False),
     "auto": Variant(partial(library, "auto")),
     "blocked": Variant(partial(library, "blocked")),
+    "bmm": Variant(partial(library, "bmm")),
     "triton": Variant(partial(library, "triton")),
     "reference": Variant(partial(library, "reference")),
     "einsum": Variant(EinsumCapsules),

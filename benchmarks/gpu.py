@@ -266,7 +266,7 @@ def step(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
     """Time and memory of the training step of MNIST's network by the layer of its classes."""
     for batch in sizes.batches:
         for precision in ("bf16", "fp32"):
-            for layer in ("limit", "triton", "blocked", "compiled", "textbook"):
+            for layer in ("limit", "triton", "bmm", "blocked", "compiled", "textbook"):
                 row: Row = {"layer": layer, "batch": batch, "precision": precision}
                 yield attempt(row, _measure_network, layer, batch, precision, sizes)
 

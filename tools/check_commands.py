@@ -159,15 +159,15 @@ def _wrong_values(name: str, call: Any) -> Iterator[str]:
     from torchcaps.data import dataset_info
     from torchcaps.training import load_recipe
 
-    first, second = (*call.args, None, None)[:2]
-    if name == "train" and not str(first).endswith(".toml"):
-        options = parse_options(call.keywords.get("option", ()))
-        config = resolve(first, call.keywords["settings"], options)
+    given = call.keywords
+    if name == "train" and not given["recipe_or_model"].endswith(".toml"):
+        options = parse_options(given.get("option", ()))
+        config = resolve(given["recipe_or_model"], given.get("settings", {}), options)
         yield from _wrong_settings(config)
-    elif name == "reproduce" and first is not None and not first.endswith(".toml"):
-        load_recipe(first)
-    elif name == "data" and second is not None:
-        dataset_info(second)
+    elif name == "reproduce" and not given.get("recipe", ".toml").endswith(".toml"):
+        load_recipe(given["recipe"])
+    elif name == "data" and "name" in given:
+        dataset_info(given["name"])
 
 
 def _wrong_settings(config: Any) -> Iterator[str]:

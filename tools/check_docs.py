@@ -144,7 +144,7 @@ def gallery_gaps() -> Iterator[str]:
     """Public functions of `torchcaps.viz` without an entry in the gallery, and the reverse."""
     from torchcaps import viz
 
-    functions = {name for name, value in vars(viz).items() if isfunction(value)}
+    functions = {name for name in vars(viz)["__all__"] if isfunction(getattr(viz, name))}
     text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     entries = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
     pictured = set(re.findall(r"^!\[[^\]]+\]\(images/gallery/(\w+)\.png\)$", text, re.MULTILINE))

@@ -22,14 +22,14 @@ from torchcaps.errors import (
 )
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.routing.em import Beta, temperatures
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, is_transforming
 from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import not_recomputable
 from torchcaps.types import Capsules, Routed
 
-Impl = Literal["auto", "reference", "blocked", "numba", "triton"]
+Impl = Literal["auto", "reference", "blocked", "bmm", "numba", "triton"]
 IMPLS = get_args(Impl)
 
 
@@ -55,8 +55,9 @@ def dynamic_routing(
         detach: send the gradient through the last weighted sum alone.
         want_coupling: return the coupling of a tensor of votes. Without it, a fast path returns
             None there. Lazy votes carry this choice themselves.
-        impl: "auto", "reference", "blocked" (torch operations on blocks of samples), "numba"
-            (compiled loops) or "triton" (GPU). An implementation chosen by name works or raises.
+        impl: "auto", "reference", "blocked" (torch operations on blocks of samples), "bmm"
+            (products of matrices, no votes), "numba" (compiled loops) or "triton" (GPU). An
+            implementation chosen by name works or raises.
 
     Returns:
         Poses, activations and couplings of the parents.
@@ -190,7 +191,7 @@ def in_blocks(
         What `route` returns for the whole batch.
     """
     has_blocks = not (
-        torch.compiler.is_exporting() or _is_transforming() or not_recomputable(votes) is not None
+        torch.compiler.is_exporting() or is_transforming() or not_recomputable(votes) is not None
     )
     if has_blocks and len(votes.children.pose) > 0:
         return by_samples(route, votes, *others)
@@ -311,12 +312,6 @@ def _check_products(votes: ProductVotes) -> None:
         )
 
 
-def _is_transforming() -> bool:
-    """Whether a transform of `torch.func` is running."""
-    # torch 2.11 to 2.15 have no public function for it.
-    return torch._C._are_functorch_transforms_active()
-
-
 def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.FastPath | None, str]:
     """The fast path that would run on these operands, None for the reference, and the reason."""
     if impl not in IMPLS:
@@ -325,7 +320,7 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         return None, "asked for by name"
     if impl == "auto" and torch.compiler.is_exporting():
         return None, "an exported program consists of torch's own operations"
-    if _is_transforming():
+    if is_transforming():
         if impl == "auto":
             return None, "torch.func transforms see through torch's own operations alone"
         raise ArgumentError(

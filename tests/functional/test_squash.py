@@ -5,6 +5,9 @@ import pytest
 import torch
 
 from torchcaps.functional import safe_norm, squash, squash_with_length, steep_squash_with_length
+from torchcaps.functional.squash import Squash
+from torchcaps.testing.compare import assert_close
+from torchcaps.testing.random import seeded
 
 ALL_SQUASHES = pytest.mark.parametrize("function", [squash_with_length, steep_squash_with_length])
 SIZES = [1e-38, 1e-20, 1e-8, 1.0, 88.0, 1e8, 1e19, 3e38]
@@ -149,3 +152,34 @@ def test_double_precision_has_no_visible_floor():
     pose, length = squash_with_length(zero)
     (pose.sum() + length).backward()
     assert zero.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [-1, 1])
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-6, 1e-2, 1.0, 1e4, 1e18, 1e30])
+def test_the_form_for_a_gpu_has_the_same_values_and_gradients(dim, size):
+    s = (size * torch.randn(4, 5, 6, generator=seeded(0), dtype=torch.float64)).requires_grad_()
+    upstream = torch.randn(4, 5, 6, generator=seeded(1), dtype=torch.float64)
+    results = []
+    for v, length, *_ in (squash_with_length(s, dim), Squash.apply(s, dim)):
+        loss = (v * upstream).sum() + (length * upstream.select(dim, 0)).sum()
+        (gradient,) = torch.autograd.grad(loss, s, create_graph=True)
+        (second,) = torch.autograd.grad((gradient * upstream).sum(), s)
+        results.append((v, length, gradient, second))
+    for expected, actual in zip(*results, strict=True):
+        assert_close("of squash", actual, expected, 1e-14, floor=1e-300)
+
+
+def test_the_form_for_a_gpu_takes_any_part_of_a_loss():
+    s = torch.randn(3, 4, generator=seeded(0), dtype=torch.float64, requires_grad=True)
+    for part in range(3):
+        assert torch.autograd.gradcheck(lambda s, part=part: Squash.apply(s, -1)[part], s)
+        assert torch.autograd.gradgradcheck(lambda s, part=part: Squash.apply(s, -1)[part], s)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_form_for_a_gpu_is_finite_for_vectors_of_any_size(size):
+    s = torch.tensor([[size, -size / 2, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    v, length, _ = Squash.apply(s, -1)
+    (gradient,) = torch.autograd.grad(v.sum() + length.sum(), s)
+    torch.testing.assert_close((v, length), tuple(squash_with_length(s)))
+    assert gradient.isfinite().all()

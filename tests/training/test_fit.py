@@ -135,6 +135,46 @@ def test_a_training_that_is_stopped_returns_what_it_has(images, capsys, count, b
         assert_equal(dict(model.state_dict()), best[0])
 
 
+def test_weights_from_before_a_second_start_are_not_returned(images, monkeypatch, capsys):
+    """Six epochs of 3 steps; the training starts again after step 9 and is stopped 2 steps later."""
+    verdicts = iter([None, "every class capsule was dead", None])
+    monkeypatch.setattr(tc.tasks.Classify, "detect_collapse", lambda *_: next(verdicts))
+    steps = iter(range(1, 20))
+    last = []
+
+    def watch_step(trainer, _):
+        if next(steps) == 11:
+            last.append(copy_state(trainer.model))
+            trainer.stop()
+
+    settings = SETTINGS | {"epochs": 6}
+    model, history = fit(small(), images, callbacks=[Watch(watch_step)], **settings)
+    assert "stopped after step 2 of 18; the weights are those of this step" in (
+        capsys.readouterr().err
+    )
+    assert history == []
+    assert_equal(dict(model.state_dict()), last[0])
+
+
+def test_settings_of_the_data_hold_for_arrays_and_beside_images_to_validate_with(images):
+    arrays = (images.inputs, images.labels)
+    watch = Watch()
+    fit(
+        small(),
+        *arrays,
+        validation=images,
+        per_class=4,
+        epochs=1,
+        batch_size=4,
+        callbacks=[watch],
+    )
+    assert len(watch.steps) == 3  # of 3 classes
+    with pytest.raises(ArgumentError, match="holdout: expected none beside images to validate"):
+        fit(small(), *arrays, validation=images, holdout=0.2)
+    with pytest.raises(ValueError, match=r"images: expected .*18.*20"):
+        fit(small(), *arrays, img_size=12, epochs=1)
+
+
 @pytest.mark.parametrize(
     ("model", "data", "settings", "error", "sentence"),
     [

@@ -25,7 +25,7 @@ from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
 if TYPE_CHECKING:
     from torchcaps.data.dataset import Dataset
 
-TEST_FRACTION = 0.2
+TEST_FRACTION = 0.2  # of the images of a folder without splits
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
 
 
@@ -344,7 +344,7 @@ def _assign(
 
     Args:
         counts: images of each class in each group, `[groups, classes]`.
-        order: of groups of equal size.
+        order: in which groups of equal size are assigned.
         num_folds: number of folds.
 
     Returns:

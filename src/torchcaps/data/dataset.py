@@ -109,7 +109,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             `train_val_split`, and a comparison of models counts them, not items.
         notes: sentences about what was read and what was left out.
         files: name of the file of each item, if known.
-        preprocess: what the inputs are, and what prediction does to one.
+        preprocess: form of the inputs, into which prediction brings a picture.
         maker: draws the items of a training anew; None where they stay as they are.
 
     Raises:
@@ -253,7 +253,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             index_batches: rows of each batch.
             targets: whose rows are in the batches; a maker returns those that it has.
             generators: of each batch of a training, for the maker of a set that has one.
-            shard: from the size of a batch to the items that are needed, for a set on disk.
+            shard: for a set on disk, gives the items to decode from the size of a batch.
 
         Returns:
             The batches, in order.

@@ -156,6 +156,8 @@ class Field(ABC):
         Returns:
             Couplings `[batch, *positions, i, j]`.
         """
+        if self.local:
+            return torch.full_like(like, 1.0 / like.shape[-1])
         return self.softmax(torch.zeros_like(like))
 
 
@@ -351,7 +353,7 @@ class ConvField(Field):
             for kx in range(self.kernel):
                 # The elements (ky, kx) of all windows, where they stand on the padded map.
                 children = maxima[:, ky::step, kx::step][:, :rows, :columns]
-                children.copy_(torch.maximum(children, windows[:, :, :, ky, kx]))
+                children.clamp_(min=windows[:, :, :, ky, kx])
         return maxima
 
     def _crop(self, x: Tensor) -> Tensor:

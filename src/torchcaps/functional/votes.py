@@ -62,7 +62,7 @@ class FixedCoupling(NamedTuple):
     Attributes:
         seed: of random couplings.
         scale: standard deviation of their logits; 0 for equal couplings.
-        uses: gets an entry whenever the couplings are used in one call of a router.
+        uses: gets an entry at each use, so that a router can be checked to have used them.
     """
 
     seed: int
@@ -103,7 +103,7 @@ class RoutingContext:
         return self.fixed is not None and self.fixed.scale == 0
 
     def without_fixed(self) -> RoutingContext:
-        """The same for a routing that makes the couplings of the ablation by itself."""
+        """This context without the couplings of an ablation, for a router that makes them itself."""
         if self.fixed is not None:
             self.fixed.uses.append(None)
         return replace(self, fixed=None)

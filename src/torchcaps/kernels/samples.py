@@ -18,6 +18,9 @@ from torchcaps.types import Capsules
 # Bytes of the votes of one block: a core's share of the last-level cache. A GPU needs more work.
 BLOCK_BYTES = 3 << 20
 GPU_BLOCK_BYTES = 256 << 20
+# Bytes of the votes of a batch up to which a GPU keeps them: the launches of so little work take
+# longer than the work.
+GPU_KEPT_BYTES = 16 << 20
 
 
 def block_bytes(x: Tensor) -> int:
@@ -29,6 +32,8 @@ def by_samples(
     route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None
 ) -> tuple[Any, ...]:
     """Route blocks of samples; only the inputs are kept for the gradient.
+
+    A GPU keeps everything where the votes of the batch are few.
 
     Args:
         route: takes votes and `others`; returns tensors `[batch, ...]`, the couplings last.
@@ -45,7 +50,10 @@ def by_samples(
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
     vote_bytes = max(1, 4 * links * votes.dim)
-    size = max(1, block_bytes(votes.children.pose) // vote_bytes)
+    pose = votes.children.pose
+    if pose.device.type != "cpu" and len(pose) * vote_bytes <= GPU_KEPT_BYTES:
+        return run(*votes.children, *others)
+    size = max(1, block_bytes(pose) // vote_bytes)
     columns: list[Any] = [x.split(size) for x in votes.children]
     num_blocks = len(columns[0])
     for other in others:

@@ -10,6 +10,7 @@ Letters: b batch, n points, d coordinates, k capsules, c channels of a descripto
 capsule's drawing.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional import procrustes
@@ -67,7 +69,12 @@ def pool(attention: Tensor, x: Tensor) -> Tensor:
 
 def normalize_over_points(attention: Tensor) -> Tensor:
     """Attention `[b, n, k]` divided by its sum over points, which counts as at least 0.001."""
-    return attention / attention.sum(dim=1, keepdim=True).clamp(min=EPS)
+    return attention / at_least(attention.sum(dim=1, keepdim=True), EPS)
+
+
+def at_least(x: Tensor, low: float) -> Tensor:
+    """`x.clamp(min=low)` whose gradient is one operation."""
+    return F.hardtanh(x, low, math.inf)
 
 
 class ContextNorm(nn.Module):
@@ -99,7 +106,7 @@ class ContextNorm(nn.Module):
             # The weights of a group with next to no points do not sum to 1.
             total = weights.sum(dim=1).unsqueeze(2)
             variance = weights.mT @ x.square() - mean.square() * (2 - total)
-            scale = (variance.clamp(min=0) + EPS).rsqrt()
+            scale = (at_least(variance, 0.0) + EPS).rsqrt()
             return (x * (a @ scale) - a @ (mean * scale)).to(dtype)
 
 

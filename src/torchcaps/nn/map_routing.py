@@ -66,12 +66,13 @@ class MapRouting(Router):
                 return run(votes, iterations=self.num_iterations)
 
         k = votes.couple()
-        b = torch.zeros_like(k)
+        b = None
         for remaining in reversed(range(self.num_iterations)):
             S = votes.add_bias(votes.weighted(k))
             v, length = squash_with_length(S) if self.local else _squash_maps(S)
             if remaining:
-                b = b + votes.agreement(v)
+                agreement = votes.agreement(v)
+                b = agreement if b is None else b + agreement
                 k = votes.couple(b)
         return Routed(v, length, k)
 

@@ -344,7 +344,7 @@ class DynamicRouting(Router):
         detach: send the gradient through the last weighted sum alone, not through the coupling.
         over: axis of the softmax: "parents", or "children", a mistake of public code, for weights
             that were trained with it.
-        impl: "auto", "reference", "blocked" or "triton"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked", "bmm" or "triton"; see `torchcaps.ops`.
     """
 
     operators = ("dynamic_routing",)
@@ -397,7 +397,7 @@ class RandomRouting(Router):
     Args:
         seed: of the couplings, in [0, 2^32).
         scale: standard deviation of their normal logits, at least 0; 0 is uniform.
-        impl: "auto", "reference", "blocked" or "triton"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked", "bmm" or "triton"; see `torchcaps.ops`.
 
     Raises:
         ArgumentError: a seed or scale out of range.

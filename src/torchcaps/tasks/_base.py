@@ -88,7 +88,7 @@ class Task(nn.Module):
     targets: ClassVar[tuple[str, ...]] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
-    # Why it is another one than that of the class, a sentence.
+    # Why this task has another score than its class, a sentence.
     score_reason: str = ""
     # Names that the setting `loss` may have; the first one is taken where neither run nor model
     # says.
@@ -109,8 +109,9 @@ class Task(nn.Module):
     )
     # Shares of a training at which the learning rate starts anew.
     lr_restarts: tuple[float, ...] = (0.0,)
-    # In words, the models it takes, if they are only those that declare it; and its data.
+    # In words: the models that the task takes, where not every model will do.
     requires: ClassVar[str] = ""
+    # In words: the data that it trains with.
     data: ClassVar[str] = "images"
 
     def __init__(
@@ -154,10 +155,10 @@ class Task(nn.Module):
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
-        """Settings that a run leaves open, where they are not those of classes.
+        """Defaults of settings that differ from those of classification.
 
-        Of reconstruction, label smoothing and class weights, those that the task does not return
-        have no effect, unless the loss declares to read them. A run that gives one is refused.
+        Reconstruction, label smoothing and class weights have an effect only if they are returned
+        here, or if the loss declares to read them; else a run that gives one is refused.
         """
         return {}
 
@@ -167,7 +168,7 @@ class Task(nn.Module):
         return images.targets.keys() >= set(cls.targets)
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
-        """Targets of a set, with a row an image, that batches have which are not trained with."""
+        """Targets `[n, ...]` of a set for batches of an evaluation."""
         return {name: images.targets[name] for name in self.targets}
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:

@@ -80,7 +80,7 @@ def complete_config(
     _check_used(config, task, spec, by_task)
 
     if images is not None:
-        # A resumed run reads them as the first start did.
+        # Recorded, so that a resumed run reads the images in the same way.
         by_data: dict[str, Any] = {"storage": "memory"}
         if isinstance(images, DiskDataset):
             by_data["storage"] = "disk"

@@ -172,6 +172,8 @@ class Classify(Task):
         counts = class_counts(images.labels, images.num_classes)
         smallest = int(counts[counts > 0].min())
         largest = int(counts.max())
+        if largest == smallest:
+            self.advice = ""
         if self.score == "accuracy" and largest > MAX_RATIO * smallest:
             self.score = "balanced_accuracy"
             sizes = counts.tolist()

@@ -116,11 +116,13 @@ class BestWeights(Callback):
     def on_end(self, trainer: Trainer) -> None:
         if isinstance(trainer.error, Exception):
             return
-        if self.weights:
+        # A training that started again has no best epoch until the next one ends.
+        is_best = 0 < self.epoch == trainer.state.best_epoch
+        if self.weights and is_best:
             trainer.model.load_state_dict(self.weights)
         is_stopped = trainer.is_stopped or isinstance(trainer.error, KeyboardInterrupt)
         if is_stopped and trainer.checkpoint is None:
-            weights = f"those of epoch {self.epoch}" if self.epoch else "those of this step"
+            weights = f"those of epoch {self.epoch}" if is_best else "those of this step"
             trainer.messages.append(
                 f"stopped after step {trainer.state.step} of {trainer.total_steps}; the weights "
                 f"are {weights}"

@@ -108,7 +108,8 @@ def build_model(
             if builder is not None:
                 model = builder(**options)
             else:
-                sizes = {
+                assert preprocess is not None
+                sizes: dict[str, Any] = {
                     "num_classes": len(classes),
                     "in_chans": preprocess.in_chans,
                     "img_size": preprocess.model_size,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import training
-from torchcaps.data import Dataset, match_classes
+from torchcaps.data import Dataset, few_labels, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
@@ -109,6 +109,7 @@ def fit(
 
     Raises:
         ValueError: for a setting, a model or images that cannot be used.
+        ArgumentError: `holdout` beside `validation`.
         DataError: for images that are no set.
         TrainingError: when the loss becomes non-finite, or memory is exhausted.
 
@@ -118,11 +119,12 @@ def fit(
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
+    if validation is not None and "holdout" in settings:
+        raise ArgumentError("holdout", "expected none beside images to validate with")
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     num_threads = next((callback.threads for callback in watchers if callback.threads), None)
-    device = device_of(network)
-    if config.training.device != "auto":
-        device = resolve_device(config.training.device)
+    place = config.training.device
+    device = device_of(network) if place == "auto" else resolve_device(place)
     with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(network):
         network.to(device)
         config, images, val_images, notes = _fit_data(network, data, labels, validation, config)
@@ -143,19 +145,15 @@ def fit(
 
             batches = LoaderBatches(data, images, task, config)
         bars = [ProgressBar()] if verbose else []
-        trainer = Trainer(
-            task,
-            config,
-            batches,
-            val_images,
-            [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars],
-        )
+        watchers = [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars]
+        trainer = Trainer(task, config, batches, val_images, watchers)
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
         for sentence in sentences:
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
+    # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
@@ -173,7 +171,7 @@ def _fit_data(
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
     val_images = None
     if validation is not None:
-        val_images = cropped(as_set(validation, None, model), config.data.crop)
+        val_images = cropped(_read_set(validation, None, model, config), config.data.crop)
     if is_loader(data):
         if labels is not None:
             raise ArgumentError(
@@ -184,13 +182,23 @@ def _fit_data(
         config = loader_config(data, config)
         images, val_images, notes = loader_data(data, val_images, config, model)
         return config, images, val_images, notes
-    images = as_set(data, labels, model)
+    images = _read_set(data, labels, model, config)
     notes = list(images.notes)
     if val_images is None:
         images, val_images = split(images, config)
     else:
         val_images = match_classes(val_images, images.classes)
+        per_class = config.data.per_class
+        if per_class is not None and len(images) > per_class * images.num_classes:
+            rows = few_labels(images.labels, per_class, config.training.seed)
+            images = images.subset(rows)
     return config, images, val_images, notes
+
+
+def _read_set(data: Any, labels: Any, model: nn.Module, config: TrainConfig) -> Dataset:
+    """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
+    images = as_set(data, labels, model)
+    return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
 @contextmanager

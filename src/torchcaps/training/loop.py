@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,14 +35,14 @@ from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.training.callbacks import CALLBACKS, Callback
-from torchcaps.training.device import arithmetic, memory_errors
+from torchcaps.training.device import arithmetic, memory_errors, resolve_precision
 from torchcaps.training.graph import StepGraph, side_stream
 from torchcaps.training.sampling import DatasetBatches, Rows
 from torchcaps.training.schedules import learning_rate_factor, learning_rates, part_ends
 from torchcaps.training.update import Updater
-from torchcaps.transfer import tape
+from torchcaps.transfer import device_of, tape
 
-LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
+LOG_INTERVAL = 20  # steps after which losses are read at the latest
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
 Row = dict[str, Any]
 
@@ -112,7 +112,8 @@ class Trainer:
         is_stopped: whether the training was asked to stop; see `stop`.
         is_finished: whether it ends before its last epoch, by a rule of its own.
         error: that ended it.
-        steps_per_epoch, total_steps, planned_steps: numbers of steps; the last without extensions.
+        steps_per_epoch, total_steps: numbers of steps.
+        planned_steps: steps of the first plan, before epochs were added to a finished training.
         probe_step: number of steps after which a second start is decided.
     """
 
@@ -136,13 +137,11 @@ class Trainer:
         self.total_steps = config.training.epochs * self.steps_per_epoch
         self.planned_steps = part_ends(config, self.total_steps)[0]
         self.probe_step = min(PROBE_STEP, self.planned_steps // 2)
-        # Not .to(memory_format=...), which would change capsule weights of four axes too.
-        convert_conv2d_weight_memory_format(task, torch.channels_last)
+        order_convolutions(task, config.training.precision)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
         self.reads_each_step = reads_each_step(self.updater, self.callbacks)
-        self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
-        self._unreported: list[dict[str, float]] = []
+        self._queue = LossQueue()
         self.state = TrainingState()
         self.losses: dict[str, Tensor] = {}
         self.loss_names: list[str] = []
@@ -221,19 +220,12 @@ class Trainer:
             self.step(item)
             num_samples += self.ranks.shard_size(len(item.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
-            is_due = is_epoch_end or state.step in (1, self.probe_step)
-            is_due |= state.step % LOG_INTERVAL == 0
-            is_due |= state.step % self.config.training.checkpoint_every == 0
-            if self.reads_each_step or is_due:
+            if self.reads_each_step or is_epoch_end or is_due(self):
                 self._report()
             if self.state is not state:
                 return
             if is_epoch_end:
-                with self.updater.averaged():
-                    row = epoch_row(self, num_samples, time.perf_counter() - start)
-                    self.history.append(row)
-                    for callback in self.callbacks:
-                        callback.on_epoch(self, row)
+                end_epoch(self, num_samples, time.perf_counter() - start)
             elif self._is_over():
                 self._report()
                 return
@@ -251,24 +243,22 @@ class Trainer:
         """
         state = self.state
         updater = self.updater
-        factor = learning_rate_factor(
-            self.config, state.step, self.total_steps, self.task.lr_restarts
-        )
-        rates = learning_rates(updater.optimizer, factor, state.lr_scale)
+        rates = step_rates(self)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
         self.seed()
-        has_graph = not self.graph.reason
-        if has_graph:
+        by_graph = not self.graph.reason  # which also takes the warm-up steps, and updates weights
+        if by_graph:
             means = self.graph.step(item, [fraction_trained, share, *rates])
         else:
             means = self.compute_gradients(item, fraction_trained)
         num_samples = self.ranks.shard_size(len(item.indices))
-        self._unread.append((state.step, rates[0], num_samples, [*self.loss_names, "count"], means))
+        names = [*self.loss_names, "count"]
+        self._queue.steps.append((state.step, rates[0], num_samples, names, means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
-            self._read_losses()
+            self._queue.add_to_sums(self)
         state.step += 1
-        if not has_graph:
+        if not by_graph:
             updater.update(rates, share)
 
     def seed(self) -> None:
@@ -292,33 +282,82 @@ class Trainer:
         self.loss_names = [name for name, loss in self.losses.items() if loss.dim() == 0]
         return torch.stack([self.losses[name] for name in self.loss_names])
 
-    def _read_losses(self) -> None:
-        """Add the losses of the steps since the last call to those of the epoch.
-
-        The host waits for them once. Raises TrainingError for one that is not finite.
-        """
-        if not self._unread:
-            return
-        table = torch.stack([means for *_, means in self._unread]).cpu().double()
-        for (step, lr, num_samples, names, _), means in zip(self._unread, table, strict=True):
-            count = torch.tensor([num_samples], dtype=torch.float64)
-            totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
-            row = {"step": step + 1}
-            for name, total in zip(names, totals, strict=True):
-                self.state.sums[name] = self.state.sums.get(name, 0.0) + total
-                row[name] = total / totals[-1]
-            del row["count"]
-            check_number(row["loss"], "loss", step, self.checkpoint)
-            self._unreported.append(row | {"lr": lr})
-        self._unread.clear()
-
     def _report(self) -> None:
         """Tell the callbacks of the steps since the last call."""
-        self._read_losses()
-        while self._unreported:
-            losses = self._unreported.pop(0)
+        for losses in self._queue.read(self):
             for callback in self.callbacks:
                 callback.on_step(self, losses)
+
+
+class LossQueue:
+    """Losses of steps that the callbacks have not been told of. On a GPU they wait there unread.
+
+    Attributes:
+        steps: of each step its number, counted from 0, learning rate, samples of this rank, names
+            and means of the losses.
+        rows: losses that were read, a row a step.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, float, int, list[str], Tensor]] = []
+        self.rows: list[dict[str, float]] = []
+
+    def add_to_sums(self, trainer: Trainer) -> None:
+        """Read the losses, for which the host waits once, and add them to those of the epoch.
+
+        Raises TrainingError for one that is not finite.
+        """
+        if not self.steps:
+            return
+        sums = trainer.state.sums
+        table = torch.stack([means for *_, means in self.steps]).cpu().double()
+        for (step, lr, num_samples, names, _), means in zip(self.steps, table, strict=True):
+            count = torch.tensor([num_samples], dtype=torch.float64)
+            totals = trainer.ranks.sum(torch.cat([means * num_samples, count])).tolist()
+            row = {"step": step + 1}
+            for name, total in zip(names, totals, strict=True):
+                sums[name] = sums.get(name, 0.0) + total
+                row[name] = total / totals[-1]
+            del row["count"]
+            check_number(row["loss"], "loss", step, trainer.checkpoint)
+            self.rows.append(row | {"lr": lr})
+        self.steps.clear()
+
+    def read(self, trainer: Trainer) -> Iterator[dict[str, float]]:
+        """The rows since the last call; see `add_to_sums`."""
+        self.add_to_sums(trainer)
+        while self.rows:
+            yield self.rows.pop(0)
+
+
+def is_due(trainer: Trainer) -> bool:
+    """Whether callbacks are told of the steps so far, though the epoch goes on."""
+    step = trainer.state.step
+    intervals = (LOG_INTERVAL, trainer.config.training.checkpoint_every)
+    return step in (1, trainer.probe_step) or any(step % every == 0 for every in intervals)
+
+
+def step_rates(trainer: Trainer) -> list[float]:
+    """The learning rate of each group of parameters in the next step."""
+    state = trainer.state
+    factor = learning_rate_factor(
+        trainer.config, state.step, trainer.total_steps, trainer.task.lr_restarts
+    )
+    return learning_rates(trainer.updater.optimizer, factor, state.lr_scale)
+
+
+def order_convolutions(task: Task, precision: str) -> None:
+    """Put weights of convolutions in channels-last order, where that is no slower.
+
+    Args:
+        task: whose model is on its device.
+        precision: a setting.
+    """
+    device = device_of(task.model)
+    # cuDNN convolves in IEEE float32 a third slower in that order.
+    if device.type != "cuda" or resolve_precision(precision, device) != "fp32":
+        # Not .to(memory_format=...), which would change capsule weights of four axes too.
+        convert_conv2d_weight_memory_format(task, torch.channels_last)
 
 
 def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
@@ -333,6 +372,15 @@ def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
         not callback.is_late and type(callback).on_step is not Callback.on_step
         for callback in callbacks
     )
+
+
+def end_epoch(trainer: Trainer, num_samples: int, seconds: float) -> None:
+    """Make the row of an epoch, and tell the callbacks of it; arguments as of `epoch_row`."""
+    with trainer.updater.averaged():
+        row = epoch_row(trainer, num_samples, seconds)
+        trainer.history.append(row)
+        for callback in trainer.callbacks:
+            callback.on_epoch(trainer, row)
 
 
 def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
@@ -358,7 +406,7 @@ def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
     for name, metric in metrics.items():
         check_number(metric, f"validation {name}", state.step, trainer.checkpoint)
 
-    # Fewer steps than those of the probe do not tell how a training will end.
+    # After fewer steps than `probe_step` it is too early to say how a training will end.
     warnings = []
     if state.step >= min(PROBE_STEP, trainer.total_steps // 2):
         warnings = task.warnings(outputs, state.step / trainer.total_steps)

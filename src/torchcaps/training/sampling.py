@@ -1,8 +1,8 @@
 """Which images a training takes: the split for validation, the order of an epoch, its batches.
 
 The loop takes its steps from `DatasetBatches` or `LoaderBatches`, and knows nothing else of the
-training images. Both serve an epoch from any step on; in the same order each time, this lets a run
-continue bit for bit. Every epoch has equally many steps.
+training images. Both serve an epoch from any step on, in the same order each time, so that a run
+continues bit for bit. Every epoch has equally many steps.
 
 Every random choice comes from (seed, step) or (seed, epoch) alone, so that there is no state of
 random generators to save. `step_seed` makes such a seed. What is chosen in the same step for
@@ -42,7 +42,7 @@ ITEMS = "4"  # items that a set makes anew for a batch
 
 
 class Rows(NamedTuple):
-    """What the host knows of a batch whose items are on the device, or are drawn there.
+    """A batch whose items are on the device already: the host has their indices alone.
 
     Attributes:
         indices: `[batch]` rows of the data set, on the CPU.
@@ -243,7 +243,7 @@ def read_images(config: TrainConfig) -> tuple[TrainConfig, Dataset, Dataset]:
 
     Returns:
         The configuration, in which `holdout` is None only where the official validation split is
-        used; the images to train on, whose notes say so; and those to validate with.
+        used; the images to train on, with a note on the split; and those to validate with.
 
     Raises:
         DataError: they cannot be read, or one of the two sets would be empty.

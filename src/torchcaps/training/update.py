@@ -60,7 +60,7 @@ class WeightAverage:
 
     Attributes:
         weights: the average, by the names of the model's state.
-        trained: the state of the model while the average is in its place; else empty.
+        trained: the trained weights, kept here while the model has the averaged ones; else empty.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -157,7 +157,7 @@ class Updater:
         self.dropout = torch.Generator(self.device) if self.has_dropout else None
 
     def recover(self) -> None:
-        """Forget what a step began that failed before its update."""
+        """Drop gradients and random state of a step that failed before its update."""
         self.optimizer.zero_grad(set_to_none=True)
         scale = self.scaler.state_dict()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")

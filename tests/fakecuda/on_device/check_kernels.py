@@ -52,6 +52,6 @@ def test_kernels_know_the_architectures_of_amd(architecture, is_usable, monkeypa
 def test_a_missing_compiler_is_said(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    assert tc.ops.choose("dynamic_routing", make_votes())[0] == "blocked"
+    assert tc.ops.choose("dynamic_routing", make_votes())[0] == "bmm"
     with pytest.raises(ValueError, match="Triton needs a C compiler"):
         tc.ops.choose("dynamic_routing", make_votes(), impl="triton")

@@ -217,7 +217,7 @@ def _passes_backward(
 
 
 def not_linear(votes: Votes) -> str | None:
-    """Reason why these are not linear votes for parents that compete at one position only."""
+    """Reason for votes that are not linear, or whose parents compete across positions."""
     if not isinstance(votes, ProductVotes):
         return "the votes are given, not made of poses and matrices; 'blocked' takes them"
     if votes.rows > 1:

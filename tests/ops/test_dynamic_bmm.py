@@ -1,0 +1,131 @@
+"""Routing in products of matrices, without votes, against the reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from checks import assert_finite
+from torchcaps import ops
+from torchcaps.functional import ConvField, DenseField
+from torchcaps.kernels import samples
+from torchcaps.kernels.dynamic import bmm
+from torchcaps.testing.compare import assert_close
+
+from .makers import Layer, compare, run_layer
+from .operator_checks import check_operator
+from .test_extremes import LARGEST, uniform_leaf
+
+PAPER = (1, 8, 16)
+AUTOCAST_ERROR = {torch.bfloat16: 2e-2, torch.float16: 1e-3}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    field=st.sampled_from([DenseField(), DenseField(2, 3), ConvField(4, 5, 3, convention="type")]),
+    batch=st.sampled_from([0, 1, 3, 8]),
+    types=st.integers(1, 7),
+    parents=st.integers(1, 6),
+    bias=st.booleans(),
+    seed=st.integers(0, 999),
+    leaky=st.booleans(),
+    detach=st.booleans(),
+    iterations=st.integers(1, 4),
+)
+def test_layers_drawn_at_random(field, batch, types, parents, bias, seed, **options):
+    layer = Layer(field, batch, types, parents, bias=bias, seed=seed)
+    assert compare(layer, impls=["bmm"], **options) == ["bmm"]
+
+
+def test_blocks_of_samples(monkeypatch):
+    monkeypatch.setattr(samples, "BLOCK_BYTES", 2000)  # the layer has 576 bytes a sample
+    assert compare(Layer(batch=8, bias=True), impls=["bmm"]) == ["bmm"]
+
+
+def test_the_layer_of_the_paper_in_float32():
+    layer = Layer(DenseField(), 9, 1152, 10, PAPER, dtype=torch.float32, scale=0.1)
+    assert compare(layer, impls=["bmm"], tolerance=1e-5) == ["bmm"]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8])
+def test_zero_vectors_and_sizes(scale):
+    layer = Layer(batch=1, matrices=PAPER, dtype=torch.float32, scale=scale)
+    assert_finite(run_layer(layer, "dynamic", "bmm"))
+    assert compare(layer, impls=["bmm"], tolerance=1e-5) == ["bmm"]
+
+
+@pytest.mark.parametrize("scale", [1e7, 1e19, LARGEST])
+def test_numbers_of_any_size(scale):
+    layer = Layer(matrices=PAPER, dtype=torch.float32)
+    tensors = layer.tensors()
+    for name in ("pose", "weight"):
+        tensors[name] = uniform_leaf(*tensors[name].shape, scale=scale, seed=0)
+        assert_finite(run_layer(layer, "dynamic", "bmm", tensors))
+
+
+@pytest.mark.parametrize("dtype", AUTOCAST_ERROR)
+def test_autocast(dtype):
+    layer = Layer(types=60, matrices=PAPER, dtype=torch.float32, scale=0.5)
+    tensors = layer.tensors()
+    # Poses that half precision holds: what differs are the products.
+    tensors["pose"] = tensors["pose"].detach().to(dtype).float().requires_grad_()
+    expected = run_layer(layer, "dynamic", "reference", tensors)
+    with torch.autocast("cpu", dtype):
+        outputs = run_layer(layer, "dynamic", "bmm", tensors)
+    for name, tensor in expected.items():
+        assert outputs[name].dtype == torch.float32, name
+        assert_close(name, outputs[name], tensor, AUTOCAST_ERROR[dtype])
+
+
+@pytest.mark.parametrize("needs_coupling", [False, True])
+def test_schema_fake_and_autograd(needs_coupling):
+    layer = Layer(bias=True, matrices=PAPER, dtype=torch.float32)
+    check_operator("dynamic", "bmm", layer, needs_coupling)
+
+
+def test_second_derivatives():
+    layer = Layer(batch=2, types=3, parents=2)
+    tensors = layer.tensors()
+
+    def route_votes(pose, weight):
+        votes = layer.votes(tensors | {"pose": pose, "weight": weight})
+        return ops.dynamic_routing(votes, impl="bmm").pose
+
+    operands = (tensors["pose"], tensors["weight"])
+    assert torch.autograd.gradgradcheck(route_votes, operands, fast_mode=True)
+
+
+def test_a_whole_graph_for_the_compiler():
+    layer = Layer(dtype=torch.float32)
+    tensors = layer.tensors()
+
+    def route_votes(pose):
+        return ops.dynamic_routing(layer.votes(tensors | {"pose": pose}), impl="bmm").pose
+
+    compiled = torch.compile(route_votes, backend="aot_eager", fullgraph=True)
+    expected = route_votes(tensors["pose"])
+    pose = compiled(tensors["pose"])
+    assert torch.equal(pose, expected)
+    gradients = [torch.autograd.grad(v.sum(), tensors["pose"])[0] for v in (pose, expected)]
+    assert torch.equal(*gradients)
+
+
+def test_auto_takes_it_before_blocks_on_a_gpu_alone():
+    layer = Layer(dtype=torch.float32)
+    votes = layer.votes(layer.tensors())
+    assert "less memory on a CPU" in (bmm.drawback(votes) or "")
+    ranks = {path.impl: path.rank for path in ops.registry.PATHS["dynamic_routing"]}
+    assert ranks["triton"] < ranks["bmm"] < ranks["blocked"]
+    assert ops.choose("dynamic_routing", votes)[0] != "bmm"
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (Layer(matrices=(2, 2, 2)), "poses are matrices of 2 rows"),
+        (Layer(shift=(1, 1)), "the votes are shifted"),
+        (Layer(ConvField(4, 4, 3)), "parents at different positions compete"),
+    ],
+)
+def test_votes_that_it_refuses(layer, reason):
+    with pytest.raises(ValueError, match=f"'bmm' cannot run .*{reason}"):
+        run_layer(layer, "dynamic", "bmm")
