@@ -79,7 +79,7 @@ def training_step(
     """
     task = create_task(model, TrainConfig()).to(images.device).train()
     batch = Batch(images, {"label": labels, "mask": labels}, labels)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=images.is_cuda)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fakecuda import gpu, graphs
+from fakecuda import gpu, pairs
 from fakecuda.kernels import stand_ins
 from fakecuda.runs import FP16, list_systems
 from torchcaps.errors import ArgumentError, TrainingError
@@ -35,13 +35,19 @@ pytestmark = pytest.mark.filterwarnings("default")
 slow = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def kernels():
+    with stand_ins():
+        yield
+
+
 @pytest.fixture
 def find_fault(tmp_path):
     """A function that trains the system with and without a graph, and says what differs."""
 
     def compare(**settings):
         try:
-            row = graphs.compare(SYSTEM, "fp32", tmp_path, **(SETTINGS | settings))
+            row = pairs.compare(SYSTEM, "fp32", tmp_path, **(SETTINGS | settings))
         except (RuntimeError, TrainingError) as error:
             return str(error)
         if row["reason"]:
@@ -77,7 +83,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_a_graph_computes_the_same(name, precision, tmp_path):
-    row = graphs.compare(name, precision, tmp_path)
+    row = pairs.compare(name, precision, tmp_path)
     assert row["differences"] == []
     assert EAGER.get(name, "") in row["reason"]
     assert all(row["graphs"]) == (name not in EAGER)
@@ -269,13 +275,13 @@ def test_a_failed_capture_leaves_the_training_as_it_was(tmp_path, monkeypatch):
         return means
 
     monkeypatch.setattr(StepGraph, "_take", fail)
-    row = graphs.compare(SYSTEM, "fp16", tmp_path, **SETTINGS)
+    row = pairs.compare(SYSTEM, "fp16", tmp_path, **SETTINGS)
     assert row["reason"] == "no graph today" or row["reason"] == "the setting graph is no"
     assert row["differences"] == []
 
 
 def test_a_graph_that_cannot_be_is_refused(tmp_path):
-    config = graphs.settings(SYSTEM, "fp32", graph="yes", accumulate=2)
+    config = pairs.settings(SYSTEM, "fp32", graph="yes", accumulate=2)
     with pytest.raises(ArgumentError, match="graph: expected auto or no, got yes; gradients of"):
         train(config, tmp_path / "run")
     config = TrainConfig.of(model=SYSTEM, data="digits", graph="yes", device="cpu")
@@ -284,8 +290,8 @@ def test_a_graph_that_cannot_be_is_refused(tmp_path):
 
 
 def test_a_reason_is_said_in_a_sentence(tmp_path):
-    config = graphs.settings(SYSTEM, "fp32", accumulate=2, epochs=1)
-    [trainer] = graphs.trainings(config, tmp_path / "run")[-1:]
+    config = pairs.settings(SYSTEM, "fp32", accumulate=2, epochs=1)
+    [trainer] = pairs.trainings(config, tmp_path / "run")[-1:]
     expected = "the steps are taken without a CUDA graph: gradients of several batches are summed"
     assert expected in trainer.messages
 
@@ -302,7 +308,6 @@ def test_the_host_does_little_between_two_replays(tmp_path, monkeypatch):
             seconds.append(time.perf_counter() - start)
 
     monkeypatch.setattr(Trainer, "step", timed_step)
-    config = graphs.settings(SYSTEM, "bf16", graph="yes", epoch_size=880, shift=2)
-    with stand_ins():
-        train(config.updated(epochs=1, checkpoint_every=1000), tmp_path / "run")
+    config = pairs.settings(SYSTEM, "bf16", graph="yes", epoch_size=880, shift=2)
+    train(config.updated(epochs=1, checkpoint_every=1000), tmp_path / "run")
     assert statistics.median(seconds[:200]) < 1e-3  # 0.15 ms where nothing else runs
