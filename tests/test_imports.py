@@ -40,7 +40,7 @@ PACKAGES = [
 ]
 RANK = {package: rank for rank, packages in enumerate(PACKAGES) for package in packages}
 # Beside the packages above it, what a package may import, and all that some others may.
-EXTRA_IMPORTS = {"types": {"errors"}, "errors": {"types"}}
+EXTRA_IMPORTS = {"types": {"errors", "transfer"}, "errors": {"types"}}
 EXCLUSIVE_IMPORTS = {
     # `words` imports nothing: what a set says of its files reads as all messages do.
     "data": {

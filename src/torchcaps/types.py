@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import register_pytree_node
+
+from torchcaps.transfer import evaluating
+
+# Modules of torch that pass images and outputs on as they are.
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+# Methods of networks whose first argument is images.
+IMAGE_METHODS = ("align", "capsules", "explain", "levels", "logits")
 
 
 class Capsules(NamedTuple):
@@ -167,11 +176,12 @@ class ModelMetadata:
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:
-    """The metadata of a model.
+    """The metadata of a model, or of the network of this library that it wraps.
 
     Of a model that the library neither trained nor loaded, the attributes `classes` and
     `preprocess` count.
     """
+    model = unwrap(find_network(model))
     metadata = getattr(model, "_torchcaps", None)
     if not isinstance(metadata, ModelMetadata):
         metadata = ModelMetadata()
@@ -191,6 +201,7 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
 
     The attributes `classes` and `preprocess` are set too, unless the module has its own.
     """
+    model = unwrap(model)
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):
         is_ours = previous is not None and getattr(model, name, None) is getattr(previous, name)
@@ -200,13 +211,132 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
 
 
 def declares(model: nn.Module) -> bool:
-    """Whether a model has a specification of its own."""
-    return isinstance(getattr(model, "spec", None), ModelSpec)
+    """Whether a model, or a network within it, has a specification of its own."""
+    return _has_spec(find_network(model))
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
     """The specification of a model: its own, or that of its training, or a classifier's."""
-    spec = getattr(model, "spec", None)
-    if isinstance(spec, ModelSpec):
-        return spec
+    model = find_network(model)
+    if _has_spec(model):
+        return model.spec  # type: ignore[return-value]
     return model_metadata(model).spec or ModelSpec()
+
+
+def _has_spec(model: Any) -> bool:
+    return isinstance(getattr(model, "spec", None), ModelSpec)
+
+
+def unwrap(model: Any) -> Any:
+    """The module within torch's wrappers, which pass images and outputs on as they are.
+
+    They are `DataParallel`, `DistributedDataParallel`, `AveragedModel` and `torch.compile`.
+    """
+    while True:
+        if isinstance(model, WRAPPERS):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def find_network(model: Any) -> Any:
+    """The network that declares what a model is, wherever it is within the model.
+
+    Args:
+        model: a network; one in wrappers of torch; or a module that holds exactly one network: the
+            last stage of a `Sequential`, or one whose outputs the module returns as they are, which
+            is checked on one image.
+
+    Returns:
+        The network itself; a `WrappedNetwork` where other modules are around it; and the model as
+        it is where nothing in it declares anything.
+    """
+    module = unwrap(model)
+    if _has_spec(module) or not isinstance(module, nn.Module):
+        return module
+    paths = [path for path, part in module.named_modules() if _has_spec(unwrap(part))]
+    # Networks within the first one are its own affair.
+    if paths and all(f"{path}.".startswith(f"{paths[0]}.") for path in paths):
+        wrapped = WrappedNetwork(module, paths[0])
+        while isinstance(module, nn.Sequential) and module:
+            module = unwrap(module[-1])
+        if module is unwrap(wrapped.entry) or wrapped.trial()[1]:
+            return wrapped
+    return model
+
+
+class InputReached(Exception):
+    """The input of a network is known, and nothing further needs to be computed."""
+
+
+class WrappedNetwork(nn.Module):
+    """A network within another module, such as `Sequential(Normalize(), network)`.
+
+    Images go through the outer module. Everything else is asked of the network.
+
+    Args:
+        outer: holds the network, and returns what that returns.
+        path: of the network within it, as `get_submodule` takes it.
+    """
+
+    def __init__(self, outer: nn.Module, path: str) -> None:
+        super().__init__()
+        self.outer = outer
+        self.path = path
+
+    @property
+    def entry(self) -> nn.Module:
+        """What the outer module calls: the network, perhaps in wrappers of torch."""
+        return self.outer.get_submodule(self.path)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.outer(images)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "outer":
+            return super().__getattr__(name)
+        if name == "_torchcaps" and hasattr(self.outer, name):
+            return self.outer._torchcaps  # of a training of the whole
+        attribute = getattr(unwrap(self.entry), name)
+        if name not in IMAGE_METHODS:
+            return attribute
+        return lambda images, *options: attribute(self.network_input(images), *options)
+
+    def network_input(self, images: Tensor) -> Tensor:
+        """What the network is given where the outer module is given images."""
+
+        def stop(_: nn.Module, arguments: Any) -> None:
+            raise InputReached(*arguments)
+
+        with self.entry.register_forward_pre_hook(stop):
+            try:
+                return self.outer(images)
+            except InputReached as reached:
+                return reached.args[0]
+
+    def trial(self) -> tuple[bool, bool]:
+        """Of one random image: whether it reaches the network, and whether its output returns.
+
+        Both as they are. All parts are in evaluation mode; of the outer module itself the output is
+        also compared in training mode.
+        """
+        calls: list[Any] = []
+        try:
+            sizes = model_metadata(self).preprocess or self  # those of its training, if any
+            image = torch.rand(1, sizes.in_chans, *sizes.img_size, generator=torch.Generator()).to(
+                next(self.parameters())
+            )
+            with (
+                self.entry.register_forward_hook(lambda *call: calls.append(call)),
+                evaluating(self),
+            ):
+                for self.outer.training in (True, False):
+                    output = self.outer(image)
+                    _, [network_input], network_output = calls.pop()
+                    if calls or not torch.equal(network_output, output):
+                        return False, False
+            return torch.equal(network_input, image), True
+        except Exception:  # a module can fail in any way at an image that it is not made for
+            return False, False

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
-from torchcaps.types import spec_of
+from torchcaps.types import find_network, spec_of
 from torchcaps.words import in_words, rounded
 
 Images = Float[Tensor, "n channels height width"]
@@ -123,7 +123,7 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
     if not spec.pose or (decoder and not spec.decoder):
         parts = "class capsules and a decoder" if decoder else "class capsules"
         raise ArgumentError("model", f"expected one with {parts}, got {type(model).__name__}")
-    return model
+    return find_network(model)
 
 
 def check_labels(labels: Tensor, num_classes: int | None = None) -> None:

@@ -32,7 +32,7 @@ from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
-from torchcaps.types import model_metadata
+from torchcaps.types import find_network, model_metadata
 from torchcaps.words import UniqueNames
 
 # What a prediction does not always need is imported where it is needed.
@@ -49,7 +49,7 @@ UNKNOWN = "unknown"  # label of an image of no known class
 
 
 def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto") -> Any:
-    """The model of a run or file; a module is moved only where a device is named.
+    """The model of a run or file, or in a module; it is moved only where a device is named.
 
     Raises RunError for no run.
     """
@@ -57,7 +57,7 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
         return load(Path(model_or_run), device=resolve_device(device))
     if device != "auto":
         model_or_run.to(resolve_device(device))
-    return model_or_run
+    return find_network(model_or_run)
 
 
 def predict(

@@ -35,9 +35,12 @@ from torchcaps.training.files import (
 from torchcaps.types import (
     ModelMetadata,
     ModelSpec,
+    WrappedNetwork,
+    find_network,
     model_metadata,
     set_model_metadata,
     spec_of,
+    unwrap,
 )
 
 Builder = Callable[..., nn.Module]
@@ -181,6 +184,8 @@ def save(
 
     Args:
         model: built by `create_model` or `load`, trained or not; or any module with its `builder`.
+            Of a network within other modules that change no images, such as `DataParallel`, the
+            network alone is written.
         path: of a folder, which is made where it is missing; or of a file whose ending is
             `.safetensors`.
         builder: the function or class that builds a module of your own, at the top level of a
@@ -191,8 +196,9 @@ def save(
         The path.
 
     Raises:
-        ArgumentError: for a model without a builder, one that was changed since it was built, a
-            builder that has no name, or options that are no JSON.
+        ArgumentError: for a model without a builder, one that was changed since it was built, one
+            whose images another module changes, a builder that has no name, or options that are no
+            JSON.
         RunError: the path is the folder of a run, or the folder cannot be made.
         TrainingError: when the file cannot be written.
 
@@ -204,12 +210,27 @@ def save(
     file = path if path.suffix == ".safetensors" else path / MODEL_FILE
     if (file.parent / CONFIG_FILE).exists() and file.name == MODEL_FILE:
         raise RunError(f"{path}: is the folder of a run; name another path")
+    model = find_network(model)
     metadata = model_metadata(model)
     if builder is not None:
         metadata = replace(metadata, builder=builder, options=options or {})
     elif options is not None:
         raise ArgumentError("options", "expected a builder beside them, got none")
 
+    if isinstance(model, WrappedNetwork):
+        if metadata.builder:
+            model = model.outer
+        elif model.trial()[0]:
+            model = model.entry
+        else:
+            raise ArgumentError(
+                "model",
+                "expected one that gives images to its network as they are, got "
+                f"{type(model.outer).__name__}, which changes them before; give the function that "
+                "builds the whole, save(model, path, builder=..., options={...}), or save "
+                f"its part {model.path!r} alone",
+            )
+    model = unwrap(model)
     description = describe(model, metadata)
     try:
         if metadata.builder is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
+from torchcaps.tasks._base import first_batch
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -32,8 +34,14 @@ from torchcaps.training.device import (
 from torchcaps.training.inputs import Data, as_set, is_loader
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
-from torchcaps.transfer import device_of
-from torchcaps.types import model_metadata, set_model_metadata
+from torchcaps.transfer import device_of, evaluating
+from torchcaps.types import (
+    declares,
+    find_network,
+    model_metadata,
+    set_model_metadata,
+    unwrap,
+)
 
 
 class Fitted(NamedTuple):
@@ -69,7 +77,9 @@ def fit(
 
     Args:
         model: any module that a task takes: of this library, or one that maps images to logits of
-            classes.
+            classes. Of a network of this library within `DataParallel`, a compiled module or
+            `AveragedModel` the network itself is trained; other modules around it, such as
+            `Sequential(Normalize(), network)`, keep their part.
         data: a `Dataset`; the path of a data set; (images, labels); images; a map-style
             `Dataset`; or a `DataLoader`, whose order and workers are kept. Images are an array or a
             tensor `[n, channels, height, width]`, `[n, height, width, channels]` or
@@ -106,6 +116,7 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
+    network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
     if validation is not None and "holdout" in settings:
@@ -113,21 +124,21 @@ def fit(
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     num_threads = next((callback.threads for callback in watchers if callback.threads), None)
     place = config.training.device
-    device = device_of(model) if place == "auto" else resolve_device(place)
-    with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(model):
-        model.to(device)
-        config, images, val_images, notes = _fit_data(model, data, labels, validation, config)
+    device = device_of(network) if place == "auto" else resolve_device(place)
+    with memory_errors(), training_threads(device, num_threads) as choice, _memory_format(network):
+        network.to(device)
+        config, images, val_images, notes = _fit_data(network, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
-        kind = task_class(config.task.name, model, images)
-        config = complete_config(config, kind, model, images)
-        task = kind(model, config, images)
+        kind = task_class(config.task.name, network, images)
+        config = complete_config(config, kind, network, images)
+        task = kind(network, config, images)
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = ""
+        sentences = list(_model_notes(model, task, val_images, verbose))
         if config.model.init is not None:
-            weights = training.initial.InitialWeights(model, config.model.init, images.classes)
-            initial = weights.sentence
+            weights = training.initial.InitialWeights(network, config.model.init, images.classes)
+            sentences.append(weights.sentence)
         batches = DatasetBatches(images, task, config)
         if is_loader(data):
             from torchcaps.training.loaders import LoaderBatches
@@ -138,20 +149,20 @@ def fit(
         trainer = Trainer(task, config, batches, val_images, watchers)
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
-        if initial:
-            trainer.note(initial)
+        for sentence in sentences:
+            trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
     # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
-        model_metadata(model),
+        model_metadata(network),
         classes=images.classes if task.labeled else (),
         preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )
-    set_model_metadata(model.eval(), metadata)
-    return Fitted(model, trainer.history)
+    set_model_metadata(model, metadata)
+    return Fitted(model.eval(), trainer.history)
 
 
 def _fit_data(
@@ -163,8 +174,9 @@ def _fit_data(
         val_images = cropped(_read_set(validation, None, model, config), config.data.crop)
     if is_loader(data):
         if labels is not None:
-            kind = type(data).__name__
-            raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
+            raise ArgumentError(
+                "labels", f"expected none beside a {type(data).__name__}, which has its own"
+            )
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
@@ -200,6 +212,30 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
             if weight.stride() != strides.get(name, weight.stride()):
                 ordinary = weight.data.new_empty_strided(weight.shape, strides[name])
                 weight.data = ordinary.copy_(weight.data)
+
+
+def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -> Iterator[str]:
+    """Sentences on the part of the model that is trained, and on what its outputs are taken for.
+
+    Outputs for the first images that look like lengths of capsules, of a model that declares
+    nothing, are warned of, by `warnings` where nothing else is shown.
+    """
+    if task.model is unwrap(model) is not model:
+        yield f"the network within {type(model).__name__} is trained without it"
+    if declares(model):
+        return
+    with evaluating(task):
+        outputs = task.model(first_batch(task, images, 8).inputs)
+    note = (
+        f"{type(task.model).__name__} declares nothing, so its outputs are taken for logits, with "
+        f"the loss {task.loss}; choose another with loss=..., or state before the training what "
+        'they are, such as model.spec = torchcaps.ModelSpec(activation="length", loss="margin")'
+    )
+    if outputs.equal(outputs.clamp(0, 1)) and (outputs.sum(1) - 1).abs().max() > 1e-3:
+        note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
+        if not verbose:
+            warnings.warn(note, stacklevel=3)
+    yield note
 
 
 def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:

@@ -1,0 +1,368 @@
+"""Networks within other modules: what they declare is found, and they train as the bare ones do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import torchcaps as tc
+from torchcaps.errors import ArgumentError
+from torchcaps.types import WrappedNetwork, declares, find_network, model_metadata, spec_of
+
+from .makers import TINY
+
+SIZES = {"num_classes": 3, "img_size": (18, 20)}
+SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 8, "seed": 3}
+
+
+def network(**options):
+    generator = torch.Generator().manual_seed(0)
+    return tc.create_model("capsnet", generator=generator, **SIZES, **TINY, **options)
+
+
+class Holder(nn.Module):
+    """Holds a network and returns what it returns."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images):
+        return self.net(images)
+
+
+class Module(nn.Module):
+    """A wrapper with the one attribute `module`, as those of distributed training have it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+
+class Normalize(nn.Module):
+    def forward(self, images):
+        return (images - 0.5) / 0.25
+
+
+class Centered(Holder):
+    def forward(self, images):
+        return self.net((images - 0.5) / 0.25)
+
+
+class Gray(Holder):
+    def forward(self, images):
+        return self.net(images.mean(dim=1, keepdim=True))
+
+
+class Softmax(Holder):
+    def forward(self, images):
+        return self.net(images).softmax(dim=1)
+
+
+class SoftmaxInUse(Holder):
+    """Returns other outputs when it is not trained."""
+
+    def forward(self, images):
+        outputs = self.net(images)
+        return outputs if self.training else outputs.softmax(dim=1)
+
+
+class Scaled(Holder):
+    """Returns other outputs when it is trained."""
+
+    def forward(self, images):
+        outputs = self.net(images)
+        return outputs * 0.9 if self.training else outputs
+
+
+class Ensemble(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.net2 = network(), network()
+
+    def forward(self, images):
+        return (self.net(images) + self.net2(images)) / 2
+
+
+class Lengths(nn.Module):
+    """Lengths of capsules by a module of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(360, 12)
+
+    def forward(self, images):
+        poses = self.linear(images.flatten(1)).unflatten(1, (3, 4))
+        return tc.functional.squash(poses).norm(dim=-1)
+
+
+class Logits(Lengths):
+    def forward(self, images):
+        return self.linear(images.flatten(1))[:, :3]
+
+
+WRAPPERS = {
+    "DataParallel": nn.DataParallel,
+    "module": Module,
+    "compiled": lambda net: torch.compile(net, backend="eager"),
+    "Sequential": lambda net: nn.Sequential(nn.Identity(), net),
+    "AveragedModel": AveragedModel,
+    "own": Holder,
+}
+NESTED = {
+    "wrapper in wrapper": lambda net: nn.DataParallel(AveragedModel(net)),
+    "Sequential in Sequential": lambda net: nn.Sequential(nn.Sequential(nn.Identity(), net)),
+    "compiled within": lambda net: nn.Sequential(torch.compile(net, backend="eager")),
+    "compiled around": lambda net: torch.compile(Holder(net), backend="eager"),
+    "holder in holder": lambda net: Holder(Module(net)),
+    "Sequential before Identity": lambda net: nn.Sequential(net, nn.Identity()),
+}
+CHANGED = {
+    "Sequential": (lambda net: nn.Sequential(Normalize(), net), "1"),
+    "own": (Centered, "net"),
+    "within DataParallel": (lambda net: nn.DataParallel(Centered(net)), "net"),
+}
+
+
+@pytest.fixture
+def images():
+    return torch.rand(48, 1, 18, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def labels():
+    return torch.arange(48) % 3
+
+
+def outcome(model, images, labels, path):
+    """All that a caller has of a model after a training."""
+    _, history = tc.fit(model, images, labels, **SETTINGS)
+    rows = [{key: row[key] for key in row if key != "images_per_second"} for row in history]
+    evaluation = tc.evaluate(model, (images, labels))
+    predictions = tc.Predictor(model)(list(images[:5].numpy()))
+    loaded = tc.load(tc.save(model, path))
+    return {
+        "rows": rows,
+        "weights": loaded.state_dict(),
+        "saved": loaded(images),
+        "outputs": model(images),
+        "evaluation": (evaluation.loss, evaluation.loss_name, evaluation.to_dict()),
+        "activations": evaluation.activations,
+        "predictions": predictions,
+        "classes": (loaded.classes, model_metadata(model).classes),
+    }
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(name, images, labels, tmp_path):
+    bare = outcome(network(), images, labels, tmp_path / "bare")
+    wrapped = outcome(WRAPPERS[name](network()), images, labels, tmp_path / "wrapped")
+    weights = wrapped.pop("weights")
+    assert weights.keys() == bare["weights"].keys()
+    for key, expected in bare.pop("weights").items():
+        assert torch.equal(weights[key], expected)
+    for key in ("saved", "outputs", "activations"):
+        assert torch.equal(wrapped.pop(key), bare.pop(key))
+    assert wrapped == bare
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_wrappers_within_wrappers_are_seen_through(name, images, labels, tmp_path):
+    bare = network()
+    model = NESTED[name](copy.deepcopy(bare))
+    for each in (bare, model):
+        tc.fit(each, images, labels, **SETTINGS, verbose=False)
+    assert spec_of(model) == bare.spec
+    loaded = tc.load(tc.save(model, tmp_path / "model"))
+    assert torch.equal(loaded(images), bare.eval()(images))
+    expected = tc.evaluate(bare, (images, labels)).to_dict()
+    assert tc.evaluate(model, (images, labels)).to_dict() == expected
+
+
+def net_of_normalized():
+    return nn.Sequential(Normalize(), network(decoder=False))
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_stage_that_changes_images_keeps_its_part(name, images, labels, tmp_path):
+    wrap, place = CHANGED[name]
+    bare = network(decoder=False)
+    model = wrap(network(decoder=False))
+    _, history = tc.fit(model, images, labels, **SETTINGS)
+    _, expected = tc.fit(bare, (images - 0.5) / 0.25, labels, **SETTINGS)
+    assert [row["val_loss"] for row in history] == [row["val_loss"] for row in expected]
+    assert torch.equal(model(images), bare((images - 0.5) / 0.25))
+    evaluation = tc.evaluate(model, (images, labels))
+    assert evaluation.loss_name == "margin"
+    assert torch.equal(evaluation.activations, model(images).detach())
+    [row] = tc.Predictor(model)([images[0].numpy()])
+    assert row["activation"] == model(images[:1]).max().item()
+    with pytest.raises(
+        ArgumentError, match="which changes them before; give the function"
+    ) as error:
+        tc.save(model, tmp_path / "model")
+    assert f"or save its part {place!r} alone" in str(error.value)
+
+
+def test_the_whole_is_saved_with_its_builder(images, labels, tmp_path):
+    model = net_of_normalized()
+    tc.fit(model, images, labels, **SETTINGS)
+    path = tc.save(model, tmp_path / "model", builder=net_of_normalized)
+    loaded = tc.load(path, builder=net_of_normalized)
+    assert torch.equal(loaded(images), model(images))
+    assert tc.predict(loaded, images[:4]) == tc.predict(model, images[:4])
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert tc.load(tc.save(loaded, tmp_path / "again"), builder=net_of_normalized).classes
+
+
+def test_the_drawings_of_a_wrapped_network_are_compared_with_the_images(images, labels):
+    """The network is given normalized images and draws those of [0, 1]."""
+    model = nn.Sequential(Normalize(), network())
+    [row] = tc.fit(model, images, labels, **SETTINGS | {"epochs": 1}).history
+    drawn = find_network(model).reconstruct(find_network(model).capsules(images), labels)
+    assert drawn.shape == images.shape
+    assert row["train_reconstruction"] < images.square().sum(dim=(1, 2, 3)).mean()
+
+
+def test_a_network_keeps_no_trace_of_a_training_with_other_images(images, labels):
+    model = nn.Sequential(Normalize(), network(decoder=False))
+    tc.fit(model, images, labels, **SETTINGS)
+    assert model_metadata(model).classes == ("0", "1", "2")
+    with pytest.raises(ArgumentError, match="expected .preprocess"):
+        tc.predict(model[1], images[:1])
+
+
+def test_a_stage_may_change_the_size_and_the_channels(images, labels):
+    large = F.interpolate(images, scale_factor=2)
+    colors = images.expand(-1, 3, -1, -1)
+    models = (
+        (nn.Sequential(nn.AvgPool2d(2), network(decoder=False)), large),
+        (Gray(network(decoder=False)), colors),
+    )
+    for model, inputs in models:
+        tc.fit(model, inputs, labels, **SETTINGS)
+        evaluation = tc.evaluate(model, (inputs, labels))
+        assert torch.equal(evaluation.activations, model(inputs).detach())
+        [row] = tc.predict(model, inputs[0])
+        assert row["activation"] == model(inputs[:1]).max().item()
+
+
+def test_a_gray_stage_is_refused_by_save_once_the_images_are_known(images, labels, tmp_path):
+    model = Gray(network(decoder=False))
+    tc.fit(model, images.expand(-1, 3, -1, -1), labels, **SETTINGS)
+    with pytest.raises(ArgumentError, match="got Gray, which changes them before"):
+        tc.save(model, tmp_path / "model")
+
+
+def test_dropout_before_the_network_acts_in_training(images, labels, tmp_path):
+    bare = network()
+    model = nn.Sequential(nn.Dropout(0.5), network())
+    tc.fit(model, images, labels, **SETTINGS)
+    tc.fit(bare, images, labels, **SETTINGS)
+    assert not torch.equal(model(images), bare(images))
+    assert torch.equal(tc.load(tc.save(model, tmp_path / "model"))(images), model(images))
+
+
+def test_weights_of_a_stage_are_trained(images, labels):
+    model = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), network())
+    before = model[0].weight.detach().clone()
+    tc.fit(model, images, labels, **SETTINGS)
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_a_wrapped_trained_network_is_read_as_it_is(images):
+    model = tc.create_model("capsnet_small", pretrained=True).eval()
+    digits = tc.data.load_dataset("digits", "test").subset(range(20))
+    for wrap in WRAPPERS.values():
+        wrapped = wrap(model)
+        assert tc.evaluate(wrapped, digits).loss == tc.evaluate(model, digits).loss
+        assert tc.predict(wrapped, digits.images[:3]) == tc.predict(model, digits.images[:3])
+
+
+@pytest.mark.parametrize("kind", [Softmax, SoftmaxInUse, Scaled])
+def test_a_module_that_returns_other_outputs_is_no_wrapper(kind):
+    model = kind(network())
+    assert find_network(model) is model
+    assert not declares(model)
+
+
+def test_two_networks_declare_nothing_together():
+    assert find_network(model := Ensemble()) is model
+
+
+def test_a_network_is_found_without_a_trace():
+    """Training flags, hooks and torch's generator are as before."""
+    model = Centered(network()).train()
+    state = torch.get_rng_state()
+    flags = [module.training for module in model.modules()]
+    assert isinstance(find_network(model), WrappedNetwork)
+    assert flags == [module.training for module in model.modules()]
+    assert torch.equal(state, torch.get_rng_state())
+    assert not model.net._forward_hooks and not model.net._forward_pre_hooks
+
+
+def test_a_wrapper_that_takes_no_image_is_refused_as_before():
+    class Pairs(Holder):
+        def forward(self, first, second):
+            return self.net(first)
+
+    assert find_network(model := Pairs(network())) is model
+
+
+def test_a_network_of_unknown_size_is_found_where_nothing_needs_to_be_tried(images, labels):
+    net = Lengths()
+    net.spec = tc.ModelSpec(activation="length", loss="margin")
+    assert find_network(holder := Holder(net)) is holder
+    for model in (nn.Sequential(Normalize(), net), nn.DataParallel(net)):
+        assert spec_of(model) == net.spec
+        assert "train_margin" in tc.fit(model, images, labels, **SETTINGS).history[0]
+
+
+def test_fit_says_that_the_wrapper_has_no_part(images, labels, capsys):
+    tc.fit(nn.DataParallel(network()), images, labels, **SETTINGS)
+    assert "the network within DataParallel is trained without it\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [Lengths, Ensemble])
+def test_lengths_are_not_fed_to_cross_entropy_without_a_sentence(kind, images, labels, capsys):
+    tc.fit(kind(), images, labels, **SETTINGS)
+    before, _, _ = capsys.readouterr().err.partition("epoch 1/2")
+    assert f"{kind.__name__} declares nothing, so its outputs are taken for logits" in before
+    assert "with the loss cross_entropy; choose another with loss=..." in before
+    assert "warning: they are in [0, 1], as the lengths of capsules" in before
+    with pytest.warns(UserWarning, match="which are no logits"):
+        tc.fit(kind(), images, labels, **SETTINGS, verbose=False)
+
+
+@pytest.mark.parametrize("kind", [Logits, lambda: nn.Sequential(Logits(), nn.Softmax(dim=1))])
+def test_other_outputs_are_named_and_not_warned_of(kind, images, labels, capsys):
+    tc.fit(kind(), images, labels, **SETTINGS)
+    sentences = capsys.readouterr().err
+    assert "declares nothing, so its outputs are taken for logits, with the loss" in sentences
+    assert "as the lengths of capsules" not in sentences
+    tc.fit(kind(), images, labels, **SETTINGS, verbose=False)
+
+
+def test_what_the_sentence_advises_is_taken(images, labels, capsys):
+    model = Lengths()
+    model.spec = tc.ModelSpec(activation="length", loss="margin")
+    [row, _] = tc.fit(model, images, labels, **SETTINGS).history
+    assert "train_margin" in row
+    assert "declares nothing" not in capsys.readouterr().err
+    assert torch.equal(tc.evaluate(model, (images, labels)).activations, model(images).detach())
+
+
+def test_prefixes_come_off_modules_that_declare_nothing(tmp_path, images, labels):
+    model = nn.DataParallel(Logits())
+    tc.fit(model, images, labels, **SETTINGS)
+    loaded = tc.load(tc.save(model, tmp_path / "model", builder=Logits), builder=Logits)
+    assert torch.equal(loaded(images), model(images))
