@@ -164,9 +164,9 @@ def _wrong_values(name: str, call: Any) -> Iterator[str]:
         options = parse_options(given.get("option", ()))
         config = resolve(given["recipe_or_model"], given.get("settings", {}), options)
         yield from _wrong_settings(config)
-    elif name == "reproduce" and not given.get("recipe", ".toml").endswith(".toml"):
+    elif name == "reproduce" and not (given.get("recipe") or ".toml").endswith(".toml"):
         load_recipe(given["recipe"])
-    elif name == "data" and "name" in given:
+    elif name == "data" and given.get("name") is not None:
         dataset_info(given["name"])
 
 
