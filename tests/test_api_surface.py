@@ -21,6 +21,7 @@ MODULES = [
     "torchcaps.data",
     "torchcaps.training",
     "torchcaps.evaluation",
+    "torchcaps.exporting",
     "torchcaps.viz",
     "torchcaps.reporting",
     "torchcaps.testing",

@@ -34,6 +34,7 @@ PACKAGES = [
     ("training",),
     ("reporting",),
     ("reproduction",),
+    ("exporting",),
     ("explorer",),
     ("cli",),
 ]

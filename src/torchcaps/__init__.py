@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchcaps import (
         data,
         evaluation,
+        exporting,
         functional,
         models,
         nn,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         viz,
     )
     from torchcaps.explorer import explore
+    from torchcaps.exporting import export
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
@@ -41,6 +43,7 @@ _HOMES = {
     "create_model": "models",
     "cross_validate": "reproduction",
     "explore": "explorer",
+    "export": "exporting",
     "reproduce": "reproduction",
     "report": "reporting",
     "predict": "reporting",
@@ -69,6 +72,8 @@ __all__ = [
     "evaluate",
     "evaluation",
     "explore",
+    "export",
+    "exporting",
     "fit",
     "functional",
     "list_models",

@@ -68,6 +68,10 @@ class TrainingError(TorchcapsError):
     """Training that cannot go on: a non-finite loss, or a write that failed."""
 
 
+class ExportError(TorchcapsError):
+    """A model that a format cannot hold, or a file that does not answer as its model does."""
+
+
 class AblationUnsupportedError(TorchcapsError, ValueError):
     """A router whose couplings cannot be fixed, because it makes them by itself."""
 

@@ -125,3 +125,13 @@ def test_machine_code_gives_the_same(impl):
     for batch in (16, 24):
         images = torch.rand(batch, 1, 28, 28)
         torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_takes_the_memory_format_of_its_maps():
+    """Its buffers too: torch refuses those of five axes."""
+    for name in ("matrix_caps", "vb_caps"):
+        model = tc.create_model(name, **SMALL[name]).eval()
+        images = torch.rand(2, *model.image_shape)
+        expected = model(images)
+        model.to(memory_format=torch.channels_last)
+        torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-4)

@@ -24,8 +24,8 @@ def make_model(**options):
 def test_coordinates_of_the_authors_code():
     centers = make_model().class_capsules.centers
     expected = pytest.approx([0.025, 0.05, 0.075, 0.1])
-    assert centers[:, 0, 0, 0, 3].tolist() == expected
-    assert centers[0, :, 0, 0, 7].tolist() == expected
+    assert centers[:, 0, 3].tolist() == expected
+    assert centers[0, :, 7].tolist() == expected
 
 
 def test_options_reach_every_router():

@@ -46,7 +46,7 @@ def test_layers(monkeypatch):
     # Coordinates in double precision.
     places = classes.votes.places
     for axis, index in ((0, 7), (1, 3)):
-        shape = [-1 if k == axis else 1 for k in range(4)]
+        shape = [-1 if k == axis else 1 for k in range(2)]
         places[..., index] = torch.tensor(CENTERS, dtype=places.dtype).view(shape)
 
     children = Capsules(golden.inputs["pose"], golden.inputs["activation"][..., 0])

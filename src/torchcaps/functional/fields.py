@@ -335,26 +335,21 @@ class ConvField(Field):
 
     def _fold_sum(self, x: Tensor) -> Tensor:
         """Sums over windows, `[batch, rows, columns, K * K * n]` -> the padded map."""
-        if len(x) == 0:  # F.fold takes no empty batch
+        if x.shape[0] == 0:  # F.fold takes no empty batch
             height, width = self.padded
             return x.reshape(0, height, width, x.shape[-1] // self.kernel**2)
-        windows = x.reshape(len(x), math.prod(self.positions), self.kernel**2, -1)
+        windows = x.reshape(x.shape[0], math.prod(self.positions), self.kernel**2, -1)
         columns = windows.permute(0, 3, 2, 1).flatten(1, 2)  # [batch, n * K * K, windows]
         folded = F.fold(columns, self.padded, self.kernel, stride=self.layout.step)
         return folded.permute(0, 2, 3, 1)
 
     def _fold_max(self, x: Tensor) -> Tensor:
         """Maxima over windows, -infinity where no window reaches, without a gradient."""
-        rows, columns = self.positions
+        windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1)).transpose(2, 3)
+        height, width = self.padded
         step = self.layout.step
-        windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1))  # [..., ky, kx, n]
-        maxima = windows.new_full(x.shape[:1] + self.padded + windows.shape[-1:], -torch.inf)
-        for ky in range(self.kernel):
-            for kx in range(self.kernel):
-                # The elements (ky, kx) of all windows, where they stand on the padded map.
-                children = maxima[:, ky::step, kx::step][:, :rows, :columns]
-                children.clamp_(min=windows[:, :, :, ky, kx])
-        return maxima
+        # [batch, rows, ky, columns, kx, n] -> [batch, rows, ky, width, n] -> the padded map
+        return _max_at_places(_max_at_places(windows, 3, width, step), 1, height, step)
 
     def _crop(self, x: Tensor) -> Tensor:
         """The positions of the map out of those of the padded map; a view."""
@@ -362,6 +357,35 @@ class ConvField(Field):
         rows = slice(border, border + (self.height - 1) * spacing + 1, spacing)
         columns = slice(border, border + (self.width - 1) * spacing + 1, spacing)
         return x[:, rows, columns]
+
+
+def _max_at_places(x: Tensor, axis: int, size: int, step: int) -> Tensor:
+    """Maxima of what the windows along an axis have at each of its places.
+
+    Args:
+        x: `[..., windows, kernel, ...]`.
+        axis: of the windows.
+        size: number of places.
+        step: places from a window to the next one.
+
+    Returns:
+        `[..., size, ...]`; -infinity at a place without a window.
+    """
+    windows, kernel = x.shape[axis : axis + 2]
+    place = torch.arange(size, device=x.device).unsqueeze(1)
+    window = place // step - torch.arange(-(-kernel // step), device=x.device)
+    offset = place - window * step
+    is_absent = (window < 0) | (window >= windows) | (offset >= kernel)
+    element = window * kernel + offset
+    element = element.masked_fill(is_absent, windows * kernel)  # the one that is added here
+    num_later_axes = x.dim() - axis - 2
+    elements = x.flatten(axis, axis + 1)
+    elements = F.pad(elements, [0, 0] * num_later_axes + [0, 1], value=-torch.inf)
+    first, *others = element.unbind(1)
+    maxima = elements.index_select(axis, first)
+    for slot in others:
+        maxima = torch.maximum(maxima, elements.index_select(axis, slot))
+    return maxima
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
     """
     check_shape("images", images, AXES)
     axes = ("batch", "rows", "columns")
-    check_shape("matrices", matrices, axes, batch=len(images), rows=3, columns=3)
+    check_shape("matrices", matrices, axes, batch=images.shape[0], rows=3, columns=3)
     height, width = images.shape[2:]
 
     # (x, y, 1) times `scale` is in the units of affine_grid, where each axis runs from -1 to 1.
@@ -70,7 +70,7 @@ def shift_matrices(
     """
     check_shape("shifts", shifts, ("batch", "shift"), shift=2)
     eye = torch.eye(3, dtype=shifts.dtype, device=shifts.device)
-    matrices = eye.repeat(len(shifts), 1, 1)
+    matrices = eye.repeat(shifts.shape[0], 1, 1)
     matrices[:, :2, 2] = shifts * (2 / max(img_size))  # in units of half of the longer side
     return matrices
 

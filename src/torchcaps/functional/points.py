@@ -132,7 +132,9 @@ def chamfer_distance(
         ArgumentError: other shapes.
     """
     check_shape("points", points, ("batch", "n", "dim"))
-    check_shape("targets", targets, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])
+    check_shape(
+        "targets", targets, ("batch", "m", "dim"), batch=points.shape[0], dim=points.shape[2]
+    )
     points = full_precision(points)
     targets = full_precision(targets)
     # Which point is nearest has no gradient, and the table [batch, n, m] of distances is large.

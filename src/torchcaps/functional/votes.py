@@ -307,7 +307,7 @@ class Votes(ABC):
 
     def _zeros(self) -> Tensor:
         """Zeros in the shape of couplings."""
-        shape = (len(self.children.pose), *self.field.positions, self.count, self.parents)
+        shape = (self.children.pose.shape[0], *self.field.positions, self.count, self.parents)
         return full_precision(self.children.activation).new_zeros(shape)
 
     @abstractmethod

@@ -283,7 +283,7 @@ class CanonicalCapsules(ImageModel):
         Returns:
             m points of each capsule.
         """
-        batch = len(keypoints)
+        batch = keypoints.shape[0]
         m = self.grid.shape[1]
         drawings = []
         for k, decoder in enumerate(self.decoders):

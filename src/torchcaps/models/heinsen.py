@@ -79,7 +79,7 @@ class ConvolutionalModel(LogitModel):
             for side in self.img_size
         ]
         coordinates = torch.stack(torch.meshgrid(axes, indexing="ij"))  # [2, height, width]
-        coordinates = coordinates.expand(len(images), -1, -1, -1)
+        coordinates = coordinates.expand(images.shape[0], -1, -1, -1)
         return self.convolutions(torch.cat([images, coordinates], dim=1))
 
 

@@ -221,7 +221,7 @@ class ObjectCapsules(nn.Module):
         for block in self.blocks:
             x = block(x, presence_logit)
         x = self.widen(x)
-        seeds = self.seeds.expand(len(x), -1, -1)
+        seeds = self.seeds.expand(x.shape[0], -1, -1)
         x = attend(seeds, self.key(x), self.value(x), presence_logit)  # [b, k, units]
         return self.decode(x, noise)
 
@@ -480,6 +480,6 @@ class SCAE(ImageModel):
         """Objects of parts; the gradient flows back through the features of the parts alone."""
         presence_logit = parts.presence_logit.detach()
         absence = (-presence_logit).sigmoid().unsqueeze(-1)  # 1 - d_m, as in the authors' code
-        templates = self.templates().flatten(1).expand(len(absence), -1, -1)
+        templates = self.templates().flatten(1).expand(absence.shape[0], -1, -1)
         descriptions = torch.cat([parts.pose.detach(), absence, parts.feature, templates], dim=-1)
         return self.object_capsules(descriptions, presence_logit, noise)

@@ -183,7 +183,7 @@ class TransformingAutoencoder(DrawingModel):
             presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
             last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose)
-            last_rows = last_row.expand(len(pose), self.num_capsules, 3)
+            last_rows = last_row.expand(pose.shape[0], self.num_capsules, 3)
             pose = torch.cat([pose, last_rows], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 
@@ -199,10 +199,10 @@ class TransformingAutoencoder(DrawingModel):
         """
         pose, presence = capsules
         if self.pose == "translation":
-            axes = {"batch": len(pose), "shift": 2}
+            axes = {"batch": pose.shape[0], "shift": 2}
             check_shape("transformation", transformation, list(axes), **axes)
             return Capsules(pose + transformation.unsqueeze(1), presence)
-        axes = {"batch": len(pose), "rows": 3, "columns": 3}
+        axes = {"batch": pose.shape[0], "rows": 3, "columns": 3}
         check_shape("transformation", transformation, list(axes), **axes)
         with without_autocast(pose):
             matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
@@ -224,7 +224,7 @@ class TransformingAutoencoder(DrawingModel):
         if not self.spec.decoder:
             raise no_decoder()
         pose, presence = capsules
-        sizes = {"batch": len(pose), "capsules": self.num_capsules, "dim": self.pose_dim}
+        sizes = {"batch": pose.shape[0], "capsules": self.num_capsules, "dim": self.pose_dim}
         check_shape("capsules", pose, list(sizes), **sizes)
         if labels is not None:
             presence = presence * F.one_hot(labels, self.num_capsules)

@@ -294,6 +294,8 @@ class ClassCaps(RoutedLayer):
             columns = torch.tensor(centers[1], dtype=torch.float32)
             zeros = torch.zeros(len(rows), len(columns), 1, 1, sizes.dim)
             places = coordinate_addition(zeros, rows, columns, indices or (0, 1))
+            # `Module.to(memory_format=...)` takes no buffer of five axes.
+            places = places.flatten(1, 3)
             expected |= {"height": len(rows), "width": len(columns)}
         options: dict[str, Any] = {"bias": bias, "init_std": init_std, "places": places}
         votes = _make_votes(sizes, pose_size, options)
@@ -302,7 +304,7 @@ class ClassCaps(RoutedLayer):
 
     @property
     def centers(self) -> torch.Tensor | None:
-        """The numbers that coordinate addition adds, `[height, width, 1, 1, out_dim]`."""
+        """The numbers that coordinate addition adds, `[height, width, out_dim]`."""
         return self.votes.places
 
 

@@ -29,7 +29,7 @@ class LinearVotes(nn.Module):
             `|s| = 0.4` for children of length 0.1: `0.4 J / (0.1 sqrt(I D))`, J being the parents
             that compete for a child; 0.29 for the layer of the paper. With a bias it is 0.1, as in
             the authors' code.
-        places: `[height, width, 1, 1, dim]`, added to the votes from each position of a map whose
+        places: `[height, width, dim]`, added to the votes from each position of a map whose
             positions share the matrices; see `functional.coordinate_addition`.
         windows: number of windows, about, that contain a child: their parents compete for it.
 
@@ -92,7 +92,8 @@ class LinearVotes(nn.Module):
         """The numbers that are added to the votes of each child of a map, or None."""
         if self.places is None:
             return None
-        return self.places.flatten(0, 2).repeat_interleave(self.sizes.children, dim=0)
+        places = self.places.flatten(0, 1).unsqueeze(1)
+        return places.repeat_interleave(self.sizes.children, dim=0)
 
 
 class MatrixVotes(LinearVotes):
@@ -105,7 +106,7 @@ class MatrixVotes(LinearVotes):
         bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start).
             A stack of layers without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
-        places: `[height, width, 1, 1, P * P]`, added to the votes from each position of a map whose
+        places: `[height, width, P * P]`, added to the votes from each position of a map whose
             positions share the matrices; see `functional.coordinate_addition`.
         identity: start from identity matrices; False is from noise alone, which suits routings that
             normalize poses. Of noise alone, votes of many children cancel, and poses fade from

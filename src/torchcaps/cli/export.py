@@ -1,0 +1,49 @@
+"""torchcaps export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torchcaps as tc
+from torchcaps.cli.console import UsageError, show
+from torchcaps.cli.parser import Flag, Json, Root, Run
+
+
+def export(
+    run: Run,
+    *,
+    format: Annotated[str | None, Flag(metavar="onnx|torch")] = None,
+    output: Path | None = None,
+    half: bool = False,
+    int8: bool = False,
+    opset: int | None = None,
+    root: Root = None,
+    json: Json = False,
+) -> int:
+    """Write a trained model as a file that other programs run, without torchcaps.
+
+    The file takes batches of any size, and has the names of the classes and the preprocessing in
+    it. It is checked on test images of the run before it gets its name.
+
+    Example: torchcaps export runs/capsnet-digits --format onnx --output digits.onnx
+
+    Args:
+        format: onnx, or torch for a program of torch.export (.pt2); by default from the ending of
+            --output, or onnx.
+        output: The file; by default model.onnx or model.pt2 in the run folder.
+        half: Store weights in float16; they are computed with in float32.
+        int8: Store the matrices of capsule layers as whole numbers of 8 bits.
+        opset: Version of ONNX's operators; by default the converter's.
+    """
+    from torchcaps.exporting.formats import EXPORT_FORMATS
+
+    if output is None:
+        format = format or "onnx"
+        output = tc.reporting.evaluation_folder(run) / f"model{EXPORT_FORMATS[format].suffix}"
+    if opset is not None and format == "torch":
+        raise UsageError("--opset: the format torch has none")
+    exported = tc.export(run, output, format=format, half=half, int8=int8, opset=opset, root=root)
+    rows = [["figure", "value"]]
+    for name, figure in exported.to_dict().items():
+        rows.append([name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)])
+    show(json, exported.to_dict(), rows)
+    return 0

@@ -1,0 +1,257 @@
+"""From a model or a run to a file that is checked."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchcaps
+from torchcaps.errors import ArgumentError, ExportError, counted
+from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
+from torchcaps.exporting.weights import StoredWeights
+from torchcaps.reporting import open_task
+from torchcaps.reporting.api import ModelOrRun
+from torchcaps.reporting.prediction import Predictor, load_model
+from torchcaps.training.files import atomic, make_folder
+from torchcaps.training.run import is_run
+from torchcaps.types import model_metadata, spec_of
+
+FORMAT = 1  # of the metadata
+NUM_IMAGES = 100  # that a file is checked with
+BATCH_SIZES = (*[64], *[3] * 10, *[1] * 6)
+MOST_PIXELS = 128**2  # of images of which 64 fit in memory where each pixel has capsules
+FEW_BATCH_SIZES = (4, 3, 1)
+TOLERANCE = 1e-5  # of outputs
+# Where a model itself is less exact, a file may differ by so many times its rounding errors.
+ROUNDING = 4
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and how it was checked.
+
+    It is a path to whatever takes one, such as `open`.
+
+    Attributes:
+        path: of the file.
+        format: its name.
+        bytes: its size.
+        weights: "float32", "float16", "int8", or "int8 and float16".
+        images: what it was checked with, in words.
+        batches: sizes of the batches.
+        difference: largest difference between an output of the file and of the model with the
+            weights that are in the file.
+        loss: largest difference between an output of the model with these weights and with its own;
+            0 for float32.
+        changed: images whose class these weights change; None for a task of pixels.
+        seconds: that writing took, without the check.
+    """
+
+    path: Path
+    format: str
+    bytes: int
+    weights: str
+    images: str
+    batches: tuple[int, ...]
+    difference: float
+    loss: float
+    changed: int | None
+    seconds: float
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes, ready for JSON."""
+        return asdict(self) | {"path": str(self.path), "batches": list(self.batches)}
+
+
+def export(
+    model_or_run: ModelOrRun,
+    path: str | Path,
+    *,
+    format: str | None = None,
+    half: bool = False,
+    int8: bool = False,
+    opset: int | None = None,
+    root: str | None = None,
+) -> Exported:
+    """Write a trained model as a file that answers without this package.
+
+    The file takes images `[batch, channels, height, width]`, float32, in batches of any size, and
+    gives what `model(images)` gives: the activations of classes `[batch, classes]`, or, for a model
+    of pixels, maps. Its metadata has the names of the classes, the preprocessing, and the
+    calibration of the run: see docs/export.md.
+
+    A file is checked before it gets its name, in batches of 1, 3 and 64: it must answer as the
+    model does, within 1e-5, or, where the model itself is less exact than that, within four times
+    its rounding errors. It is checked with 100 test images of a run; of a model without a run,
+    with random ones. Of a model of pixels with images above 128x128, 8 images in batches up to 4.
+
+    Args:
+        model_or_run: a model; a run, or its folder; or a file of weights.
+        path: of the file. What was there before is replaced when all is done.
+        format: "onnx", "torch", or one that was registered; by default from the ending of `path`.
+        half: store weights in float16.
+        int8: store the matrices of capsule layers as whole numbers of 8 bits.
+        opset: version of the operators of ONNX; by default the converter's.
+        root: where the named data set of a run is looked for first.
+
+    Returns:
+        The file, and the figures of its check.
+
+    Raises:
+        RunError: for no run.
+        DataError: if the data of the run cannot be read.
+        ArgumentError: for an unknown format or an option that it does not have.
+        ExportError: the format cannot hold the model, or the file does not answer as the model
+            does; nothing is written then.
+
+    Example:
+        >>> tc.export("runs/capsnet-digits", "digits.onnx").difference
+        1.2e-07
+    """
+    path = Path(path)
+    name = _format_name(path, format)
+    if opset is not None and "opset" not in EXPORT_FORMATS.reads(name):
+        raise ArgumentError("opset", f"the format {name} has none")
+    model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
+    images, source = _check_images(model_or_run, model, root)
+    stored = StoredWeights(model, half, int8).eval() if half or int8 else model
+    expected = _answers(stored, images)
+    reference = expected if stored is model else _answers(model, images)
+    loss = largest_difference(expected, reference)
+    changed = None
+    if not spec_of(model).is_dense:
+        pairs = zip(expected, reference, strict=True)
+        changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
+    weights = " and ".join(["int8"] * int8 + ["float16"] * half) or "float32"
+    batches = tuple(sorted(set(map(len, images))))
+    metadata = _describe(model_or_run, model) | {
+        "weights": weights,
+        "loss": loss,
+        "changed": changed,
+        "checked": {"images": source, "batches": batches},
+    }
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        start = perf_counter()
+        export_format = EXPORT_FORMATS[name]
+        export_format.write(Subject(stored, images[0][:2], metadata, opset), partial)
+        seconds = perf_counter() - start
+        answer = export_format.read(partial)
+        difference = largest_difference(_answers_of_file(answer, images, expected), expected)
+        if not difference <= TOLERANCE:
+            rounding = _rounding(stored, images, expected)
+            if not difference <= ROUNDING * rounding:
+                raise ExportError(
+                    f"format: expected the model's outputs within {TOLERANCE} or {ROUNDING} x its "
+                    f"rounding errors ({rounding:.1e}), got a difference of {difference:.1e}"
+                )
+        size = partial.stat().st_size
+    return Exported(path, name, size, weights, source, batches, difference, loss, changed, seconds)
+
+
+def _format_name(path: Path, name: str | None) -> str:
+    """Name of the format: the one that is asked for, or that of the path's ending."""
+    if name is not None:
+        EXPORT_FORMATS[name]  # raises the error for an unknown name
+        return name
+    suffixes = {entry.suffix: name for name, entry in EXPORT_FORMATS.items()}
+    if path.suffix not in suffixes:
+        endings = ", ".join(sorted(suffixes))
+        raise ArgumentError("path", f"expected a file ending in one of {endings}, got {path.name}")
+    return suffixes[path.suffix]
+
+
+def _check_images(
+    model_or_run: ModelOrRun, model: nn.Module, root: str | None
+) -> tuple[list[Tensor], str]:
+    """Batches of images to check a file with, and what they are in words."""
+    preprocess = model_metadata(model).preprocess
+    has_run = not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run))
+    shape: Any = getattr(model, "image_shape", None)
+    if preprocess is not None:
+        shape = (preprocess.in_chans, *preprocess.model_size)
+    sizes = BATCH_SIZES
+    if has_run:
+        _, data = open_task(model_or_run, root=root, device="cpu")
+        spread = torch.linspace(0, len(data) - 1, min(NUM_IMAGES, len(data))).long()
+        images = data.float_images(spread)
+        source = f"{counted(len(images), 'test image')} of {data.name}"
+    elif shape is None:
+        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
+    else:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand(NUM_IMAGES, *shape, generator=generator)
+        source = f"{NUM_IMAGES} random images, seed 0"
+    if spec_of(model).is_dense and images[0, 0].numel() > MOST_PIXELS:
+        sizes = FEW_BATCH_SIZES
+        source = source.replace(str(len(images)), str(min(sum(sizes), len(images))), 1)
+    # Where there are fewer images they are taken again, so that all sizes of batches occur.
+    indices = torch.arange(sum(sizes)) % len(images)
+    return [images[batch] for batch in indices.split(sizes)], source
+
+
+def _describe(model_or_run: ModelOrRun, model: nn.Module) -> dict[str, Any]:
+    """What a file says of its model."""
+    metadata = model_metadata(model)
+    spec = spec_of(model)
+    calibration = Predictor(model_or_run).calibration
+    return {
+        "format": FORMAT,
+        "version": torchcaps.__version__,
+        "model": metadata.name,
+        "task": spec.task if metadata.task == "auto" else metadata.task,
+        "activation": spec.activation,
+        "classes": list(metadata.classes),
+        "preprocess": None if metadata.preprocess is None else metadata.preprocess.to_dict(),
+        "calibration": None if calibration is None else calibration.to_dict(),
+    }
+
+
+@torch.inference_mode()
+def _answers(model: nn.Module, batches: list[Tensor]) -> list[Tensor]:
+    """What a model gives for each batch."""
+    answers = [model(images) for images in batches]
+    for outputs in answers:
+        if not isinstance(outputs, Tensor):
+            kind = type(outputs).__name__
+            raise ExportError(f"model: expected a tensor from model(images), got {kind}")
+    return answers
+
+
+def _answers_of_file(answer: Answer, batches: list[Tensor], expected: list[Tensor]) -> list[Tensor]:
+    """What a file gives for each batch; ExportError where its shape is not as expected."""
+    answers = []
+    for images, outputs in zip(batches, expected, strict=True):
+        # What runs a file has errors of its own, which are of any type.
+        try:
+            given = torch.from_numpy(answer(images.numpy()))
+        except Exception as error:
+            raise ExportError(
+                f"format: the file does not take {counted(len(images), 'image')} ({error})"
+            ) from error
+        if given.shape != outputs.shape:
+            shapes = f"expected outputs {list(outputs.shape)}, got {list(given.shape)}"
+            raise ExportError(f"format: {shapes} from the file")
+        answers.append(given)
+    return answers
+
+
+def _rounding(model: nn.Module, batches: list[Tensor], expected: list[Tensor]) -> float:
+    """How far the outputs of a model are from those in double precision."""
+    doubled = deepcopy(model).double()
+    return largest_difference(_answers(doubled, [images.double() for images in batches]), expected)
+
+
+def largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
+    """The largest difference between outputs, batch by batch; NaN if there is one."""
+    pairs = zip(first, second, strict=True)
+    return float(torch.stack([(a - b).abs().max() for a, b in pairs]).max())

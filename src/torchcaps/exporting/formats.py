@@ -1,0 +1,111 @@
+"""What a format is, and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from torchcaps.errors import ExportError
+from torchcaps.registry import Registry
+
+INPUT = "images"  # names in files
+OUTPUT = "activations"
+METADATA_KEY = "torchcaps"
+
+Answer = Callable[[NDArray[Any]], NDArray[Any]]
+"""From images `[batch, channels, height, width]`, float32, to what the model gives for them."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be written.
+
+    Attributes:
+        model: in eval mode, on the CPU, with the weights as the file keeps them.
+        images: `[2, channels, height, width]`, an example of its inputs.
+        metadata: for the file, ready for JSON; see docs/export.md.
+        opset: version of ONNX's operators; None for the default of the converter.
+    """
+
+    model: nn.Module
+    images: Tensor
+    metadata: Mapping[str, Any]
+    opset: int | None = None
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The model as a program of torch's operators, for batches of any size.
+
+        Raises:
+            ExportError: the model does something that depends on values, or on the batch.
+        """
+        batch = torch.export.Dim("batch", min=1)
+        try:
+            with torch.no_grad():
+                return torch.export.export(
+                    self.model, (self.images,), dynamic_shapes=({0: batch},), strict=False
+                )
+        # Its errors are of many types, and of many lines.
+        except Exception as error:
+            reason = str(error).strip() or type(error).__name__
+            raise ExportError(
+                f"model: torch.export cannot write it for batches of any size ({reason})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A format of files.
+
+    Attributes:
+        suffix: of its files, such as ".onnx".
+        write: writes a file.
+        read: opens a file and returns the function that it answers with.
+    """
+
+    suffix: str
+    write: Callable[[Subject, Path], None]
+    read: Callable[[Path], Answer]
+
+
+EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
+
+
+def register_export_format(
+    name: str,
+    suffix: str,
+    read: Callable[[Path], Answer],
+    *,
+    reads: Iterable[str] = (),
+    replace: bool = False,
+) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
+    """Decorator that registers a format by the function that writes it.
+
+    Args:
+        name: of the format.
+        suffix: of its files, such as ".onnx".
+        read: opens a file and returns the function that it answers with. `export` checks a file by
+            it.
+        reads: "opset" if the format has versions of operators.
+        replace: allow a name that is taken.
+
+    Returns:
+        The decorator, which returns the function as it is.
+
+    Raises:
+        ArgumentError: the name is taken, unless `replace`.
+    """
+
+    def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
+        export_format = ExportFormat(suffix, write, read)
+        EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
+        return write
+
+    return decorate

@@ -1,0 +1,76 @@
+"""Weights in half precision or in whole numbers, which are widened when the model runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.errors import ArgumentError
+from torchcaps.nn import RoutedLayer
+
+HIGHEST = 127  # of the whole numbers; the lowest is its negative
+
+
+class StoredWeights(nn.Module):
+    """A model whose weights are stored in fewer bits; it computes in float32.
+
+    Args:
+        model: is not changed.
+        half: store weights in float16.
+        int8: store the matrices of capsule layers as whole numbers, with one scale for the matrix
+            of each child and parent.
+
+    Raises:
+        ArgumentError: a weight is outside of the range of float16, or int8 without capsule layers.
+    """
+
+    def __init__(self, model: nn.Module, half: bool, int8: bool) -> None:
+        super().__init__()
+        self._model = (model,)  # not a part: its own weights are not stored
+        capsule_weights = names_of_capsule_weights(model) if int8 else set()
+        if int8 and not capsule_weights:
+            raise ArgumentError("int8", "expected a model with layers of capsules, got none")
+        self._names: dict[str, str] = {}
+        weights = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, weight in weights.items():
+            weight = weight.detach()
+            key = name.replace(".", "/")
+            self._names[name] = key
+            if name in capsule_weights:
+                scale = weight.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-30) / HIGHEST
+                weight = (weight / scale).round().to(torch.int8)
+                self.register_buffer(f"{key}/scale", scale)
+            elif half and weight.dtype == torch.float32:
+                weight = weight.half()
+                if not weight.isfinite().all():
+                    raise ArgumentError("half", f"expected weights below 65,520, got more: {name}")
+            self.register_buffer(key, weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        weights = {name: self._widened(key) for name, key in self._names.items()}
+        return torch.func.functional_call(self._model[0], weights, (images,))
+
+    def _widened(self, key: str) -> Tensor:
+        weight = self.get_buffer(key)
+        if weight.dtype == torch.int8:
+            scale = self.get_buffer(f"{key}/scale")
+            return weight.to(scale.dtype) * scale
+        return weight.float() if weight.dtype == torch.float16 else weight
+
+
+def names_of_capsule_weights(model: nn.Module) -> set[str]:
+    """Names of the parameters of routed layers that hold matrices.
+
+    Args:
+        model: any.
+
+    Returns:
+        The names; none for a model without routed layers.
+    """
+    names = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, RoutedLayer):
+            for name, weight in module.named_parameters(prefix):
+                if weight.dim() > 2:
+                    names.add(name)
+    return names

@@ -1,0 +1,1 @@
+from training.fixtures import bars as bars, run as run, trained as trained
