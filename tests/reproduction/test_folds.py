@@ -89,8 +89,8 @@ def test_a_stopped_cross_validation_goes_on_bit_for_bit(folder, bars, tmp_path):
         CrossValidation.read(tmp_path / "cv")
     first_model = (tmp_path / "cv" / "fold-1" / "model.safetensors").stat().st_mtime_ns
     resumed = cross_validate("capsnet", tmp_path / "cv", resume=True)
-    expected = CrossValidation.read(folder)
-    assert (resumed.figures, resumed.config) == (expected.figures, expected.config)
+    assert resumed.figures == CrossValidation.read(folder).figures
+    assert resumed.config["training"]["device"] == "cpu"  # as it was started
     for fold in ("fold-1", "fold-2", "fold-3"):
         assert contents(tmp_path / "cv" / fold) == contents(folder / fold)
     model = tmp_path / "cv" / "fold-1" / "model.safetensors"
