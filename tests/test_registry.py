@@ -75,8 +75,9 @@ def test_a_fast_path_replaces_that_of_its_name(monkeypatch):
 
 def test_a_taken_name_is_refused():
     shapes = Registry("shape")
-    shapes.add("square", 4)
+    shapes.add("square", 4, reads=["side"])
     with pytest.raises(ArgumentError, match="shape: 'square' is registered already"):
         shapes.add("square", 5)
-    shapes.add("square", 5, replace=True)
+    shapes.add("square", 5, reads=["area"], replace=True)
     assert shapes["square"] == 5
+    assert shapes.reads("square") == {"area"}

@@ -59,6 +59,8 @@ class TestInputs:
         for words in (["drawn"], ["drawn/*.png"], files):
             rows = command("predict", words, "--json").document
             assert column(rows, "label") == expected
+        capital = (tmp_path / files[0]).rename(tmp_path / "0.PNG")
+        assert column(command("predict", capital, "--json").document, "label") == expected[:1]
 
     def test_nothing_to_predict_is_a_wrong_command_line(self, command, run):
         outcome = command("predict", run)
@@ -154,6 +156,7 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
         for name in rows[0]:
             assert column(rows, name) == column(printed, name)
     else:
+        words = (*words, "--top-k", 2)
         assert command(*words, "--output-file", file).status == 0
         assert file.read_text() == command(*words, f"--{ending}").out
     assert the_sentence(command(*words, "--output-file", file)).startswith(f"{file}: exists")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -290,6 +291,9 @@ def test_a_control_is_trained_and_compared(command, start, tmp_path):
     comparison = outcome.document["control"]["comparison"]
     accuracies = outcome.document["accuracy"], outcome.document["control"]["accuracy"]
     assert comparison["difference"] == pytest.approx(accuracies[0] - accuracies[1])
+
+    shutil.rmtree(control.path)  # as if the training had stopped before the control began
+    assert succeed(command([*start, "--resume", "--json"])).document == outcome.document
 
 
 def test_a_model_without_a_control_is_refused(command, start):

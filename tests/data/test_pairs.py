@@ -102,6 +102,13 @@ def test_less_padding_than_shift_cuts_off(source):
     assert ink.max() <= uncut + 1e-4
 
 
+def test_a_set_that_moves_keeps_its_padding(source):
+    pairs = make_pairs(source, 1, max_shift=6, pad=0)
+    moved = pairs.to("cpu")
+    assert moved.maker.singles(moved, [0, 1]).shape[-2:] == moved.img_size == (12, 12)
+    torch.testing.assert_close(draw(moved, torch.arange(4)).inputs, draw(pairs, range(4)).inputs)
+
+
 # A set of pairs.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.explorer import Session, open_views
+from torchcaps.explorer import Session, open_session, open_views
+from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
-from torchcaps.types import Capsules, ModelSpec
+from torchcaps.training import save
+from torchcaps.types import Capsules, ModelSpec, model_metadata, set_model_metadata
 
 from .conftest import SIZE, as_loaded, client_of, make_bars, make_capsnet, run
 
@@ -146,6 +149,14 @@ def test_views_that_the_task_does_not_offer_are_refused_in_one_sentence(spots, i
     assert "no routing" in refusal(spots, "infer", image=picture, uniform=True)
     with pytest.raises(ValueError, match="transform: the task brightness does not offer it"):
         run("transform", make_brightness_session())
+
+
+def test_a_model_file_without_images_keeps_its_task(tmp_path):
+    model = create_model("capsnet", num_classes=3, img_size=SIZE, channels=4, primary_types=2)
+    set_model_metadata(model, replace(model_metadata(model), task="multilabel"))
+    session = open_session(save(model, tmp_path / "model"))
+    assert session.examples is None
+    assert session.describe()["task"] == "multilabel"
 
 
 class Reading(Task):

@@ -90,6 +90,7 @@ def test_a_stopped_cross_validation_goes_on_bit_for_bit(folder, bars, tmp_path):
     first_model = (tmp_path / "cv" / "fold-1" / "model.safetensors").stat().st_mtime_ns
     resumed = cross_validate("capsnet", tmp_path / "cv", resume=True)
     assert resumed.figures == CrossValidation.read(folder).figures
+    assert resumed.config["training"]["device"] == "cpu"  # as it was started
     for fold in ("fold-1", "fold-2", "fold-3"):
         assert contents(tmp_path / "cv" / fold) == contents(folder / fold)
     model = tmp_path / "cv" / "fold-1" / "model.safetensors"

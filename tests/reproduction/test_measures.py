@@ -89,6 +89,14 @@ def test_routing_is_measured_only_in_networks_with_routing(digits, cnn, monkeypa
     assert "verdicts" in diagnostics["diagnosis"]
 
 
+def test_counting_products_leaves_the_operators_of_the_model(digits):
+    layers = [module for module in digits.model.modules() if hasattr(module, "impl")]
+    before = [layer.impl for layer in layers]
+    assert MEASURES["products"](digits)["products"] > 0
+    assert before
+    assert [layer.impl for layer in layers] == before
+
+
 def test_segmentation_is_measured_only_on_composites(digits, tmp_path, monkeypatch):
     limit_images(monkeypatch)
     assert MEASURES["segmentation"](digits) == {}

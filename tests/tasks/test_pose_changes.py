@@ -72,6 +72,21 @@ def test_figures_of_shifts(monkeypatch):
     assert ("capsules alive", "2") in rows
 
 
+def test_a_capsule_that_is_present_and_never_moves_has_no_part():
+    class StillCapsule(KnownPoses):
+        def capsules(self, images):
+            pose, presence = super().capsules(images)
+            pose[:, 1] = 3.0
+            return Capsules(pose, presence)
+
+    shifts = torch.randn(40, 2, generator=GENERATOR)
+    model = StillCapsule(torch.cat([torch.zeros(40, 2), shifts]))
+    pairs = TransformedPairs(numbered(0, 40), numbered(40, 40), shifts)
+    figures = evaluate_transforming(model, pairs).figures
+    assert figures["mean_capsule_correlation"] == pytest.approx(1.0)
+    assert figures["capsule_slope_spread_dx"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_axes_that_mix_have_a_cross_correlation():
     shifts = torch.randn(40, 2, generator=GENERATOR)
     origin = torch.randn(40, 2, generator=GENERATOR)

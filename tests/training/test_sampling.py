@@ -78,6 +78,16 @@ def test_holding_out_takes_a_share_or_a_count_and_loses_no_image(holdout, expect
     assert sorted(numbers_of(train_images) + numbers_of(val_images)) == list(range(30))
 
 
+def test_another_seed_takes_other_images_of_each_class():
+    images = set_of([0] * 20 + [1] * 20)
+    chosen = set()
+    for seed in range(3):
+        train_images, _ = split(images, TrainConfig.of(per_class=4, seed=seed), images)
+        assert train_images.labels.bincount().tolist() == [4, 4]
+        chosen.add(tuple(numbers_of(train_images)))
+    assert len(chosen) == 3
+
+
 def test_a_small_epoch_takes_different_images():
     config = TrainConfig.of(epoch_size=20)
     epoch0 = epoch_permutation(config, 0, torch.zeros(50))

@@ -140,6 +140,7 @@ def test_with_other_classes_the_layers_that_depend_on_them_start_anew(tmp_path):
     path = tc.save(model, tmp_path / "model.safetensors")
     resized = tc.load(path, num_classes=5)
     assert resized.classes == ("0", "1", "2", "3", "4")
+    assert not resized.training
     assert resized(torch.rand(2, 1, 28, 28)).shape == (2, 5)
     before = model.state_dict()
     kept = {name for name, x in resized.state_dict().items() if x.shape == before[name].shape}

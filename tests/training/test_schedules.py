@@ -81,6 +81,12 @@ def test_the_rate_falls_at_milestones():
     assert rates == pytest.approx([1] * 50 + [0.1] * 30 + [0.01] * 20)
 
 
+def test_an_extension_leaves_the_milestones_before_it_where_they_were():
+    settings = {"schedule": "steps", "milestones": (4,), "decay": 0.1}
+    extended = factors(100, **settings, epochs=10, extended_at=(5,))
+    assert extended[:50] == factors(50, **settings, epochs=5)
+
+
 def test_the_rate_falls_after_each_epoch_to_a_tenth():
     rates = factors(40, schedule="exponential", epochs=20, decay=0.8)
     rate_of_epoch = np.maximum(0.1, 0.8 ** np.arange(20))

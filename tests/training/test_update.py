@@ -254,6 +254,21 @@ def test_the_average_of_the_weights_is_validated_and_kept(images):
     assert_equal(trained, plain)
 
 
+def test_an_error_in_the_validation_takes_the_average_out_of_the_model(images, monkeypatch):
+    trained = []
+    network = Network()
+    watch = Watch(lambda trainer, _: trained.append(copy_state(trainer.model)))
+
+    def fail(*_):
+        assert not torch.equal(network.state_dict()["stem.1.weight"], trained[-1]["stem.1.weight"])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tc.tasks.Classify, "compute_metrics", fail)
+    with pytest.raises(ZeroDivisionError):
+        fit(network, images, ema=0.75, callbacks=[watch], **SETTINGS)
+    assert_equal(dict(network.state_dict()), trained[-1])
+
+
 def test_an_average_begins_anew_with_the_second_start(images, monkeypatch):
     monkeypatch.setattr(tc.tasks.Classify, "detect_collapse", lambda *_: None)
     settings = SETTINGS | {"lr": 0.0001}

@@ -83,6 +83,21 @@ def test_every_figure_by_formulas_of_its_own(paired, num_groups):
     assert comparison.num_groups == num_groups
 
 
+def test_runs_that_agree_more_than_by_chance_leave_the_variance_of_images():
+    first = ~torch.eye(40, dtype=torch.bool).view(4, 10, 40).any(dim=1)  # each misses ten others
+    second = first.roll(5, dims=1)
+    comparison = compare_runs(first, second)
+    group = np.arange(40)
+    answers = first.double().numpy(), second.double().numpy()
+    images, seeds, chance = sources_of_variance(*answers, group, paired=False)
+    assert seeds == [0.0, 0.0] < chance
+    low, high = comparison.interval
+    widest = t.interval(0.95, 3, 0.0, images**0.5)[1]  # four runs leave three degrees of freedom
+    narrowest = t.interval(0.95, 39, 0.0, images**0.5)[1]
+    assert narrowest <= (high - low) / 2 * (1 + 1e-9)
+    assert (high - low) / 2 <= widest
+
+
 def test_the_same_answers_are_equivalent_where_there_are_enough_images():
     correct = torch.ones(3, 1000, dtype=torch.bool)
     assert compare_runs(correct, correct).outcome == "equivalent"

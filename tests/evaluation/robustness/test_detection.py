@@ -83,6 +83,12 @@ def test_distances_are_norms():
     assert reconstruction_distances(Painter(), images).tolist() == pytest.approx(expected)
 
 
+def test_an_image_at_the_threshold_is_not_flagged():
+    black = torch.zeros(2, 1, 2, 2)  # drawn exactly, at the distance 0
+    detection = detect_adversarial(Painter(), black, black, torch.tensor([0, 0]), threshold=0.0)
+    assert detection.detected == detection.false_positives == 0
+
+
 def test_an_image_that_changed_sides_is_unlike_itself():
     images = torch.tensor([0.0, 0.0, 1.0, 1.0]).view(4, 1, 1, 1).expand(4, 1, 2, 2).clone()
     labels = torch.tensor([0, 0, 1, 0])  # the last is answered wrongly

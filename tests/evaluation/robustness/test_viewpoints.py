@@ -63,6 +63,12 @@ def test_without_a_crossing_the_nearest_epochs_are_compared():
     assert comparison.gap_closed is None  # the baseline loses nothing
 
 
+def test_the_loss_of_a_baseline_above_the_target_is_its_own():
+    comparison = compare_viewpoints(([0.6], [0.55]), ([0.9, 0.95], [0.5, 0.6]))
+    assert comparison.second.interpolated is None
+    assert comparison.gap_closed == pytest.approx((0.55 - 0.5) / (0.9 - 0.5))
+
+
 @pytest.mark.parametrize(
     ("familiar", "novel", "message"),
     [
