@@ -15,6 +15,9 @@ from torchcaps.training.files import load_tensors
 
 from .makers import TINY, Watch, tiny
 
+# Its network ends in a sigmoid and declares nothing.
+pytestmark = pytest.mark.filterwarnings("ignore:Sequential declares nothing")
+
 BASE = {"epochs": 2, "batch_size": 8, "holdout": 6, "loss": "cross_entropy", "precision": "fp32"}
 # Settings that change the weights after a few steps: the value, and what else has to be set.
 WEIGHTS = {

@@ -231,7 +231,8 @@ def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -
         f"the loss {task.loss}; choose another with loss=..., or state before the training what "
         'they are, such as model.spec = torchcaps.ModelSpec(activation="length", loss="margin")'
     )
-    if outputs.equal(outputs.clamp(0, 1)) and (outputs.sum(1) - 1).abs().max() > 1e-3:
+    in_range = outputs.any() and outputs.equal(outputs.clamp(0, 1))  # zeros say nothing
+    if in_range and (outputs.sum(1) - 1).abs().max() > 1e-3:
         note += "; warning: they are in [0, 1], as the lengths of capsules, which are no logits"
         if not verbose:
             warnings.warn(note, stacklevel=3)
