@@ -363,10 +363,13 @@ def create_task(model: nn.Module, config: TrainConfig, images: Dataset | None = 
     return task_class(config.task.name, model, images)(model, config, images)
 
 
-def check_task(task: Task, images: Dataset) -> None:
-    """Let one image through: a model that cannot take it is refused before a training."""
+def check_task(task: Task, images: Dataset) -> Outputs:
+    """Let one image through: a model that cannot take it is refused before a training.
+
+    Returns its outputs.
+    """
     with evaluating(task):
-        task.eval_step(first_batch(task, images, 1))
+        return task.eval_step(first_batch(task, images, 1))
 
 
 def drawing_error(

@@ -134,8 +134,12 @@ def fit(
         task = kind(network, config, images)
         if transform is not None:
             _add_transform(task, transform)
-        check_task(task, val_images)
+        outputs = check_task(task, val_images)
         sentences = list(_model_notes(model, task, val_images, verbose))
+        if config.task.metrics:
+            from torchcaps.tasks.metrics import missing_outputs
+
+            sentences += missing_outputs(config.task.metrics, outputs)
         if config.model.init is not None:
             weights = training.initial.InitialWeights(network, config.model.init, images.classes)
             sentences.append(weights.sentence)
