@@ -383,11 +383,24 @@ def drawing_error(
         images: `[batch, channels, height, width]` that it should draw; compared at the size of the
             drawings.
         labels: of the capsules that draw; None for all of them.
+
+    Raises:
+        ArgumentError: the drawings have another size than the images, as those of a network behind
+            a stage that resizes.
     """
     if task.spec.draw_size is None:
-        return reconstruction_loss(task.model.reconstruct(capsules, labels), images)
-    images = shrink(images, task.spec.draw_size)
-    return reconstruction_loss(task.model.draw(capsules, labels), images)
+        drawings = task.model.reconstruct(capsules, labels)
+    else:
+        images = shrink(images, task.spec.draw_size)
+        drawings = task.model.draw(capsules, labels)
+    if drawings.shape != images.shape:
+        draws, takes = ("×".join(map(str, batch.shape[1:])) for batch in (drawings, images))
+        raise ArgumentError(
+            "reconstruction",
+            f"the decoder draws {draws}, and the images are {takes}; bring the images to that size "
+            "before, or train without it (reconstruction=0)",
+        )
+    return reconstruction_loss(drawings, images)
 
 
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:
