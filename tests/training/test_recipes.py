@@ -143,8 +143,8 @@ def test_an_unknown_recipe_suggests_the_nearest():
     [
         ("title = ", "Invalid value"),
         ("", "the entry 'run' is missing"),
-        (GOOD + "epoch = 3\n", r"unknown setting 'epoch'; did you mean 'epochs' [^(]*$"),
-        (GOOD + "grain = 1\n", r"'graph'\? \(what a plug-in adds needs --import MODULE\)"),
+        (GOOD + "epoch = 3\n", "unknown setting 'epoch'; did you mean 'epochs'"),
+        (GOOD + "grain = 1\n", "or 'graph'? (what a plug-in adds needs --import MODULE)"),
         (GOOD + "[budgets.small]\nrun = {}\n", "the entry 'cost' is missing"),
         (
             GOOD + '[[rows]]\nname = "a"\nwithin = { hour = { lr = 1 } }\n',

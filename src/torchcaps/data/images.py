@@ -129,11 +129,8 @@ def is_image_file(path: str | Path) -> bool:
 
 def other_files(folder: Path) -> str:
     """What a folder without images holds: "; it holds a.nii.gz", or nothing."""
-    names = []
-    for file in folder.rglob("*"):
-        if file.is_file():
-            names.append(str(file.relative_to(folder)))
-    return f"; it holds {join_names(sorted(names), MAX_FILES)}" if names else ""
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    return f"; it holds {join_names(names, MAX_FILES)}" if names else ""
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:

@@ -394,11 +394,10 @@ def drawing_error(
         images = shrink(images, task.spec.draw_size)
         drawings = task.model.draw(capsules, labels)
     if drawings.shape != images.shape:
-        draws, takes = ("×".join(map(str, batch.shape[1:])) for batch in (drawings, images))
         raise ArgumentError(
             "reconstruction",
-            f"the decoder draws {draws}, and the images are {takes}; bring the images to that size "
-            "before, or train without it (reconstruction=0)",
+            f"the decoder draws {list(drawings.shape)}, and the images are {list(images.shape)}; "
+            "bring the images to that size before, or train without it (reconstruction=0)",
         )
     return reconstruction_loss(drawings, images)
 

@@ -57,9 +57,8 @@ class InitialWeights:
         module = network.outer if isinstance(network, WrappedNetwork) else unwrap(network)
         state = module.state_dict()
         weights = self.tensors
-        if isinstance(network, WrappedNetwork):
-            inner = _renamed(self.tensors, network)
-            weights = max(weights, inner, key=lambda each: len(fitting_weights(state, each)))
+        if isinstance(network, WrappedNetwork) and not fitting_weights(state, weights):
+            weights = _renamed(weights, network)
         loaded = take_weights(module, weights)
         if not loaded:
             raise ArgumentError(
