@@ -41,10 +41,9 @@ def unknown_note(name: str, known: Iterable[str]) -> str:
         name: that is unknown.
         known: names; one of nearly the same spelling says that this one is a slip.
     """
-    notes = list(_failures)
-    if not get_close_matches(name, known, cutoff=SLIP):
-        notes.append("what a plug-in adds needs --import MODULE")
-    return "; ".join(notes)
+    if _failures or get_close_matches(name, known, cutoff=SLIP):
+        return "; ".join(_failures)
+    return "what a plug-in adds needs --import MODULE"
 
 
 def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
