@@ -19,8 +19,8 @@ from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
 from torchcaps.reporting import html
 from torchcaps.reproduction import MEASURES
-from torchcaps.templates import Picture
 from torchcaps.tasks.metrics import METRICS
+from torchcaps.templates import Picture
 from torchcaps.training import Run, recipes
 from torchcaps.training.callbacks import CALLBACKS
 

@@ -63,7 +63,7 @@ def create_optimizer(model: nn.Module, **settings: Any) -> Optimizer:
     return optimizers.create_optimizer(find_network(model), config.optimizer)
 
 
-def create_schedule(optimizer: Optimizer, total_steps: int) -> LambdaLR:
+def create_schedule(optimizer: Optimizer, num_steps: int) -> LambdaLR:
     """The learning rate: it rises for 5 % of the steps, at least 40, and falls along a cosine.
 
     The rise is what keeps capsules from being saturated: the first steps of Adam move each weight
@@ -71,12 +71,12 @@ def create_schedule(optimizer: Optimizer, total_steps: int) -> LambdaLR:
 
     Args:
         optimizer: of the training, at its peak rates.
-        total_steps: of the training. Of fewer than 80, half are the rise.
+        num_steps: of the training. Of fewer than 80, half are the rise.
 
     Returns:
         A scheduler, whose `step()` is called after each step of the optimizer.
     """
-    return LambdaLR(optimizer, lambda step: warmup_cosine(step, total_steps, TrainConfig()))
+    return LambdaLR(optimizer, lambda step: warmup_cosine(step, num_steps, TrainConfig()))
 
 
 def gradient_limit(model: nn.Module, **settings: Any) -> float:
