@@ -34,14 +34,14 @@ class PluginError(TorchcapsError, ImportError):
     """A module exists, and its import fails."""
 
 
-def unknown_note(name: str, known: Iterable[str]) -> str:
+def unknown_note(name: str, names: Iterable[str]) -> str:
     """Why a name may be unknown: a plug-in that is not imported, or could not be loaded.
 
     Args:
         name: that is unknown.
-        known: names; one of nearly the same spelling says that this one is a slip.
+        names: that are known; one of nearly the same spelling says that this one is a slip.
     """
-    if _failures or get_close_matches(name, known, cutoff=SLIP):
+    if _failures or get_close_matches(name, names, cutoff=SLIP):
         return "; ".join(_failures)
     return "what a plug-in adds needs --import MODULE"
 

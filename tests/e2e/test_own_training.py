@@ -16,6 +16,7 @@ from torchcaps.training import defaults
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-training.md"
 MAX_LINES = 25  # of an example, without empty ones
+SEEDS = [0] + [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5)]
 
 
 def examples():
@@ -43,7 +44,7 @@ def run_example(plain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(heading):
-        names = {**plain, "folder": str(tmp_path), "__name__": __name__}
+        names = plain | {"folder": str(tmp_path), "__name__": __name__}
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -143,8 +144,9 @@ def test_a_loop_with_the_defaults_is_the_training_of_fit(digits, decoder, loss, 
         torch.testing.assert_close(weight, expected.state_dict()[name], rtol=0, atol=1e-4)
 
 
-def margin_losses(images, labels, seed, *, clips, rises):
+def margin_losses(data, seed, *, clips, rises):
     """Of 24 steps of Adam at 0.001, as users of the library wrote them."""
+    images, labels = data
     torch.manual_seed(seed)
     model = tc.create_model("capsnet_small", decoder=False)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -164,14 +166,12 @@ def margin_losses(images, labels, seed, *, clips, rises):
     return losses
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
-)
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("clips", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("rises", [False, True])
 def test_a_rate_that_rises_keeps_capsules_from_saturation(digits, seed, clips, rises):
     """With -s it prints the figures of the page."""
-    losses = margin_losses(*digits, seed, clips=clips, rises=rises)
+    losses = margin_losses(digits, seed, clips=clips, rises=rises)
     print(f"clips {clips}, rises {rises}, seed {seed}: {max(losses):.2f}, {losses[-1]:.2f}")
     assert (max(losses) > 3) != rises
     assert losses[-1] < 0.35 or not rises

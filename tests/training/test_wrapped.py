@@ -296,7 +296,7 @@ def test_a_module_that_returns_other_outputs_is_no_wrapper(kind):
     assert not declares(model)
 
 
-@pytest.mark.parametrize("name", [*WRAPPERS, *NESTED, *CHANGED])
+@pytest.mark.parametrize("name", WRAPPERS | NESTED | CHANGED)
 def test_a_wrapped_network_begins_with_weights_of_the_bare_one(name, images, labels, tmp_path):
     source = network(decoder=False)
     path = tc.save(source, tmp_path / "bare")

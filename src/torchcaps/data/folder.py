@@ -25,9 +25,9 @@ from torchcaps.data.images import (
     SIGNATURE_BYTES,
     SUFFIXES,
     ImageSource,
+    contents_note,
     is_image_file,
     natural_key,
-    other_files,
 )
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError, counted
@@ -205,7 +205,7 @@ def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:
     if not entries:
         raise DataError(
             f"{scan.path}: no class folders with images ({', '.join(sorted(SUFFIXES))}) in it"
-            f"{other_files(scan.path)}; expected <class>/<image>, or train/ and test/ with such, "
+            f"{contents_note(scan.path)}; expected <class>/<image>, or train/ and test/ with such, "
             "or the path of a .csv"
         )
     first = entries[0]

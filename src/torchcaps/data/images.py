@@ -127,7 +127,7 @@ def is_image_file(path: str | Path) -> bool:
         return True
 
 
-def other_files(folder: Path) -> str:
+def contents_note(folder: Path) -> str:
     """What a folder without images holds: "; it holds a.nii.gz", or nothing."""
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     return f"; it holds {join_names(names, MAX_FILES)}" if names else ""
