@@ -85,7 +85,7 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]  # set when it is registered
-    targets: ClassVar[tuple[str, ...]] = ()  # names of the targets of a set that it needs
+    targets: tuple[str, ...] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
     # Why this task has another score than its class, a sentence.
