@@ -15,6 +15,7 @@ import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import (
     UsageError,
+    counting,
     note,
     note_without_plots,
     print_json,
@@ -117,6 +118,60 @@ def train(
         # With the other settings that are given, a run that is resumed agrees already.
         _train(config, folder, resume, partial(tc.training.train, epochs=settings.get("epochs")))
     _evaluate(config, folder, control, resume, json)
+    return 0
+
+
+def audit(
+    run_or_backbone: Annotated[str, Flag(metavar="RUN_OR_BACKBONE")],
+    *,
+    settings: Settings = MappingProxyType({}),
+    option: Sequence[str] = (),
+    shifted: str | None = None,
+    seeds: int = 3,
+    level: float = 0.9,
+    margin: str = "10%",
+    output: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Compare a capsule head with uniform coupling, a linear head and a plain one of equal size.
+
+    All stand on the same features of a frozen backbone, and are trained with the same images in the
+    same order for equally many steps, for each fold and seed. This help has the common settings;
+    --help-all has every one.
+
+    Example: torchcaps audit runs/resnet20-cifar10 --data fashion-mnist --epochs 5 --json
+
+    Args:
+        run_or_backbone: A run of a capsule head on a frozen backbone, whose options count; or a
+            backbone as --backbone of train takes it.
+        option: An option of the head on a backbone, such as routing=em; may be given several times.
+        shifted: Another data set with the same classes, which is only tested on.
+        seeds: Number of seeds, of folds, weights and order.
+        level: Share of the conformal sets that should hold the true class.
+        margin: Smallest difference that matters; see compare.
+        output: File for every prediction, ending in .csv, .jsonl or .parquet.
+        json: Print JSON instead of text.
+    """
+    if "data" not in settings:
+        raise UsageError("--data: expected a data set, got none")
+    check_flag("--seeds", seeds, low=1)
+    check_flag("--level", level, low=0, high=1)
+    choices = dict(settings)
+    data = choices.pop("data")
+    with counting("training heads") as progress:
+        audited = tc.audit(
+            run_or_backbone,
+            data,
+            shifted=shifted,
+            seeds=seeds,
+            level=level,
+            margin=margin,
+            output=output,
+            progress=progress,
+            model_options=parse_options(option),
+            **choices,
+        )
+    show(json, audited.to_dict(), audited.table().lines, "\n".join(audited.verdict))
     return 0
 
 

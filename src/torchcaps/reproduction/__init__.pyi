@@ -1,3 +1,8 @@
+from torchcaps.reproduction.audit import (
+    Audit as Audit,
+    AuditRow as AuditRow,
+    audit as audit,
+)
 from torchcaps.reproduction.folds import (
     CrossValidation as CrossValidation,
     cross_validate as cross_validate,

@@ -1,0 +1,299 @@
+"""An audit: what a capsule head adds to plain heads, on the same features of a frozen backbone.
+
+Four heads are trained anew for each of several folds, with the same images in the same order for
+equally many steps: the capsules; the same with every coupling equal; a linear head; and one with a
+hidden layer and as many weights as the capsules have. The fold after the one that is tested fits
+the temperature of the probabilities and the threshold of the sets; of the other images the part
+`holdout` chooses the epoch. Each image is answered once a seed.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from torchcaps import evaluation, training
+from torchcaps.data import Dataset, match_classes, stratified_folds
+from torchcaps.errors import ArgumentError, check_range
+from torchcaps.evaluation.base import EvaluationResult, Progress, TextTable
+from torchcaps.evaluation.forward import image_activations, proportion
+from torchcaps.models.backbone import capsule_head, head_on_features
+from torchcaps.models.notebook import parameter_count
+from torchcaps.nn import CapsuleHead
+from torchcaps.nn.generator import use_generator
+from torchcaps.reporting import compare
+from torchcaps.reporting.prediction import Writer, open_row_file
+from torchcaps.settings import TrainConfig
+from torchcaps.training.features import feature_set, stored_features, without_augmentation
+from torchcaps.training.inputs import as_set
+from torchcaps.training.run import is_run
+from torchcaps.training.sampling import load_images
+from torchcaps.types import spec_of
+from torchcaps.words import rounded
+
+CONTROLS = ("uniform", "linear", "mlp")
+HEADS = ("capsules", *CONTROLS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRow(EvaluationResult):
+    """The answers of one head on one set of images; shares are in [0, 1].
+
+    Attributes:
+        images: "folds", each image answered by a network that did not see it; or "shifted".
+        head: "capsules", "uniform", "linear" or "mlp".
+        weights: number of those of the head.
+        seconds: of all trainings of this head, with their tests.
+        accuracy: mean over seeds.
+        interval: (low, high), of the accuracy, at 95 %, over seeds and images.
+        calibration_error: expected calibration error of the probabilities.
+        coverage: share of the conformal sets that hold the true class.
+        set_size: mean number of classes in a set.
+        class_coverage: coverage by the name of the true class, of the classes with images.
+    """
+
+    images: str
+    head: str
+    weights: int
+    seconds: float
+    accuracy: float
+    interval: tuple[float, float]
+    calibration_error: float
+    coverage: float
+    set_size: float
+    class_coverage: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Audit(EvaluationResult):
+    """What `audit` returns.
+
+    Attributes:
+        rows: of each head on the folds, then of each on the shifted images.
+        settings: of the trainings, by group.
+        uniform: the capsules compared with the same of uniform coupling, as by `tc.compare`, paired
+            by seed. The p-values of the three comparisons are corrected for each other.
+        linear: the capsules compared with a linear head.
+        mlp: the capsules compared with a plain head of as many weights.
+    """
+
+    rows: list[AuditRow]
+    settings: dict[str, Any]
+    uniform: Any
+    linear: Any
+    mlp: Any
+
+    derived = ("verdict",)
+
+    @property
+    def verdict(self) -> list[str]:
+        """Five lines: routing, a linear head, equal weights, the sets, and shifted images."""
+        row = self.rows[0]
+        accuracies = [f"{row.head} {row.accuracy:.1%}" for row in self.rows[len(HEADS) :]]
+        return [
+            f"Routing (first) and uniform coupling (second): {self.uniform.verdict}",
+            f"Capsules (first) and a linear head (second): {self.linear.verdict}",
+            f"Capsules (first) and a plain head of as many weights (second): {self.mlp.verdict}",
+            f"{row.coverage:.1%} of the sets of the capsules hold the true class, of one class "
+            f"{min(row.class_coverage.values()):.1%}; they have {row.set_size:.2f} classes.",
+            f"Shifted images: {', '.join(accuracies) or 'none were given'}.",
+        ]
+
+    def table(self) -> TextTable:
+        """A row for each head on each set of images."""
+        lines = []
+        for row in self.rows:
+            lines.append((row.images, row.head, *map(rounded, row.numbers.values())))
+        return TextTable(("images", "head", *self.rows[0].numbers), lines)
+
+
+def audit(
+    head_or_model: Any,
+    data: Any,
+    labels: Any = None,
+    *,
+    shifted: Any = None,
+    seeds: int = 3,
+    level: float = 0.9,
+    margin: str | float = "10%",
+    output: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Audit:
+    """Compare a capsule head with its controls, on the same features, folds, seeds and steps.
+
+    Heads are trained anew, whatever weights they have; the backbone is never trained. The features
+    of images are computed once and kept in the cache folder, so that another audit costs its heads.
+
+    Args:
+        head_or_model: a `CapsuleHead`; a network of `with_backbone` with a frozen backbone; a run
+            of one; or what the setting `backbone` takes.
+        data: images of one class each, as `fit` takes them; a name or path, whose training split
+            is read; for a `CapsuleHead` (features, labels), or a set of feature maps.
+        labels: of images or features.
+        shifted: images of the same classes from elsewhere, as `data`; they are only tested on.
+        seeds: number of seeds, of folds, weights and order; with one, images alone are compared.
+        level: of the conformal sets, in (0, 1).
+        margin: smallest difference that matters; see `compare`.
+        output: a .csv, .jsonl or .parquet for every prediction; it is there when all are done.
+        progress: called with the numbers of heads that are done, of one seed each, and of all.
+        settings: of the trainings and of what is read, by name: `folds`, 5 by default and at least
+            3; `seed`, the first one; `epochs`; `lr`; `img_size`; and `model_options`, those of the
+            head on a backbone by name.
+
+    Returns:
+        `.rows`, a `.verdict`, `.table()`, and a comparison with each control; see `Audit`.
+
+    Raises:
+        ArgumentError: no capsule head, images of several classes, a setting that would give heads
+            unequal steps or other features, or a head that no plain one equals in weights.
+        DataError, RunError, TrainingError: see `fit` and `evaluate`.
+        KeyboardInterrupt: by Ctrl-C; no file is left.
+
+    Example:
+        >>> tc.audit(tc.nn.CapsuleHead(1280, 10), features, labels, epochs=5).uniform.outcome
+        "undecided"
+    """
+    config = without_augmentation(TrainConfig.from_dict({"folds": 5} | settings))
+    if config.training.patience or config.training.stop_at:
+        raise ArgumentError("patience", "expected none: all heads train for equally many steps")
+    check_range("folds", config.data.folds or 0, low=3)
+    check_range("seeds", seeds, low=1)
+    rows = []
+    correct = {}
+    with open_row_file(Path(output)) if output else nullcontext() as write:
+        head, images = _read(head_or_model, data, labels, config)
+        parts = {"folds": images}
+        if shifted is not None:
+            _, images = _read(head_or_model, shifted, None, config)
+            parts["shifted"] = match_classes(images, parts["folds"].classes)
+        for number, kind in enumerate(HEADS):
+            start = perf_counter()
+            answers = []
+            for seed in range(seeds):
+                if progress is not None:
+                    progress(number * seeds + seed, len(HEADS) * seeds)
+                seeded = config.updated(seed=config.training.seed + seed)
+                answers.append(_answer(head, kind, parts, seeded, level))
+            network = head_on_features(head, kind, images.img_size)
+            cost = {"weights": parameter_count(network.head), "seconds": perf_counter() - start}
+            for name, part in parts.items():
+                answer = torch.stack([by_part[name] for by_part in answers])
+                correct[name, kind] = answer[:, 0].argmax(dim=-1) == part.labels
+                rows.append(AuditRow(images=name, head=kind, **cost, **_measure(part, answer)))
+                if write is not None:
+                    _write(write, rows[-1], part, answer)
+    rows.sort(key=lambda row: row.images)
+    groups = parts["folds"].groups
+    against = partial(
+        compare, correct["folds", "capsules"], groups=groups, margin=margin, paired=True
+    )
+    p_values = {kind: against(correct["folds", kind]).unadjusted_p for kind in CONTROLS}
+    comparisons = []
+    for kind in CONTROLS:
+        adjust = [p_value for name, p_value in p_values.items() if name != kind]
+        comparisons.append(against(correct["folds", kind], adjust=adjust))
+    return Audit(rows, config.to_dict() | {"seeds": seeds, "level": level}, *comparisons)
+
+
+def _read(source: Any, data: Any, labels: Any, config: TrainConfig) -> tuple[CapsuleHead, Dataset]:
+    """The capsule head, and a set of features."""
+    if labels is None and isinstance(data, tuple):
+        data, labels = data
+    if isinstance(source, CapsuleHead):
+        return source, data if isinstance(data, Dataset) else feature_set(data, labels)
+    if isinstance(data, str | Path):
+        data = load_images(config.updated(data=str(data)), "train")
+    images = as_set(data, labels)
+    network = source
+    if isinstance(source, str | Path):
+        network = training.load(source) if is_run(source) else None
+        if not (network and spec_of(network).features):  # a backbone
+            sizes = {"num_classes": images.num_classes, "in_chans": images.in_chans}
+            sizes |= {"img_size": images.img_size, "backbone": str(source)}
+            network = capsule_head(**sizes, **config.model.options)
+    if not (spec_of(network).features and isinstance(network.head, CapsuleHead)):
+        raise ArgumentError("head_or_model", "expected a capsule head on a frozen backbone")
+    images = images.resized(network.img_size, network.in_chans)
+    return network.head, stored_features(network, images, verbose=True)
+
+
+def _answer(
+    head: CapsuleHead, kind: str, parts: dict[str, Dataset], config: TrainConfig, level: float
+) -> dict[str, Tensor]:
+    """Probabilities and sets of each part, `[2, n, classes]`, by the networks of all folds."""
+    seed = config.training.seed
+    count = config.data.folds or 0
+    config = config.replaced({"folds": None}, "default")
+    images = parts["folds"]
+    folds = {}
+    answers = {}
+    for name, part in parts.items():
+        folds[name] = stratified_folds(part.labels, count, seed, groups=part.groups)
+        answers[name] = torch.zeros(2, len(part), head.num_classes)
+    for fold in range(count):
+        with use_generator(Generator().manual_seed(seed)):
+            network = head_on_features(head, kind, images.img_size)
+        distance = (folds["folds"] - fold) % count
+        trained = images.subset((distance > 1).nonzero().flatten())
+        history = training.fit(network, trained, config=config, verbose=False).history
+        if len(history) < config.training.epochs:  # stopped by Ctrl-C
+            raise KeyboardInterrupt
+        held_out = images.subset((distance == 1).nonzero().flatten())
+        activations = image_activations(network, held_out.float_images())
+        calibration = evaluation.calibrate(activations, held_out.labels)
+        held_out_probabilities = calibration.probabilities(activations)
+        for name, part in parts.items():
+            rows = (folds[name] == fold).nonzero().flatten()
+            activations = image_activations(network, part.float_images(rows))
+            probabilities = calibration.probabilities(activations)
+            sets = evaluation.conformal_sets(
+                probabilities, held_out_probabilities, held_out.labels, level
+            )
+            answers[name][:, rows] = torch.stack([probabilities, sets]).float()
+    return answers
+
+
+def _measure(part: Dataset, answers: Tensor) -> dict[str, Any]:
+    """The figures of an `AuditRow` from probabilities and sets, `[seeds, 2, n, classes]`."""
+    probabilities, sets = answers.unbind(dim=1)
+    labels = part.labels.expand(sets.shape[:2])
+    correct = probabilities.argmax(dim=-1) == labels
+    covered = sets.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    class_coverage = {}
+    for label in part.labels.unique().tolist():
+        class_coverage[part.classes[label]] = float(covered[:, part.labels == label].mean())
+    confidence = probabilities.amax(dim=-1).flatten()
+    return {
+        "accuracy": proportion(correct),
+        "interval": compare(correct, torch.zeros_like(correct), part.groups).interval,
+        "calibration_error": evaluation.reliability(confidence, correct.flatten()).error,
+        "coverage": float(covered.mean()),
+        "set_size": float(sets.sum(dim=-1).mean()),
+        "class_coverage": class_coverage,
+    }
+
+
+def _write(write: Writer, row: AuditRow, part: Dataset, answers: Tensor) -> None:
+    """Write every prediction of a head on a part."""
+    for seed, (probabilities, sets) in enumerate(answers):
+        confidence, prediction = probabilities.max(dim=-1)
+        for image, label in enumerate(part.labels.tolist()):
+            members = sets[image].nonzero().flatten().tolist()
+            write(
+                {
+                    "images": row.images,
+                    "head": row.head,
+                    "seed": seed,
+                    "image": image,
+                    "label": part.classes[label],
+                    "prediction": part.classes[prediction[image]],
+                    "probability": float(confidence[image]),
+                    "set": "|".join(part.classes[member] for member in members),
+                }
+            )
