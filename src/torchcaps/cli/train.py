@@ -156,12 +156,9 @@ def audit(
         raise UsageError("--data: expected a data set, got none")
     check_flag("--seeds", seeds, low=1)
     check_flag("--level", level, low=0, high=1)
-    choices = dict(settings)
-    data = choices.pop("data")
     with counting("training heads") as progress:
         audited = tc.audit(
             run_or_backbone,
-            data,
             shifted=shifted,
             seeds=seeds,
             level=level,
@@ -169,7 +166,7 @@ def audit(
             output=output,
             progress=progress,
             model_options=parse_options(option),
-            **choices,
+            **settings,
         )
     show(json, audited.to_dict(), audited.table().lines, "\n".join(audited.verdict))
     return 0

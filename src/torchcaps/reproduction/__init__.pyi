@@ -1,4 +1,4 @@
-from torchcaps.reproduction.audit import (
+from torchcaps.reproduction.head_audit import (
     Audit as Audit,
     AuditRow as AuditRow,
     audit as audit,

@@ -7,10 +7,14 @@ the temperature of the probabilities and the threshold of the sets; of the other
 `holdout` chooses the epoch. Each image is answered once a seed.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +31,7 @@ from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import CapsuleHead
 from torchcaps.nn.generator import use_generator
 from torchcaps.reporting import compare
-from torchcaps.reporting.prediction import Writer, open_row_file
+from torchcaps.reporting.prediction import Row, open_row_file
 from torchcaps.settings import TrainConfig
 from torchcaps.training.features import feature_set, stored_features, without_augmentation
 from torchcaps.training.inputs import as_set
@@ -40,7 +44,7 @@ CONTROLS = ("uniform", "linear", "mlp")
 HEADS = ("capsules", *CONTROLS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AuditRow(EvaluationResult):
     """The answers of one head on one set of images; shares are in [0, 1].
 
@@ -164,6 +168,7 @@ def audit(
         raise ArgumentError("patience", "expected none: all heads train for equally many steps")
     check_range("folds", config.data.folds or 0, low=3)
     check_range("seeds", seeds, low=1)
+    check_range("level", level, low=0, high=1)
     rows = []
     correct = {}
     with open_row_file(Path(output)) if output else nullcontext() as write:
@@ -174,21 +179,23 @@ def audit(
             parts["shifted"] = match_classes(images, parts["folds"].classes)
         for number, kind in enumerate(HEADS):
             start = perf_counter()
-            answers = []
+            predictions = []
             for seed in range(seeds):
                 if progress is not None:
                     progress(number * seeds + seed, len(HEADS) * seeds)
-                seeded = config.updated(seed=config.training.seed + seed)
-                answers.append(_answer(head, kind, parts, seeded, level))
-            network = head_on_features(head, kind, images.img_size)
-            cost = {"weights": parameter_count(network.head), "seconds": perf_counter() - start}
-            for name, part in parts.items():
-                answer = torch.stack([by_part[name] for by_part in answers])
-                correct[name, kind] = answer[:, 0].argmax(dim=-1) == part.labels
-                rows.append(AuditRow(images=name, head=kind, **cost, **_measure(part, answer)))
+                predictions += _answer(head, kind, parts, config, seed, level)
+            seconds = perf_counter() - start
+            for prediction in predictions:
                 if write is not None:
-                    _write(write, rows[-1], part, answer)
-    rows.sort(key=lambda row: row.images)
+                    write(prediction)
+            weights = parameter_count(head_on_features(head, kind, images.img_size).head)
+            for name, part in parts.items():
+                answers = [row for row in predictions if row["images"] == name]
+                answers.sort(key=itemgetter("seed", "image"))
+                is_right = torch.tensor([row["label"] == row["prediction"] for row in answers])
+                correct[name, kind] = is_right.view(seeds, -1)
+                rows.append(_measure(answers, correct[name, kind], part.groups, weights, seconds))
+    rows.sort(key=attrgetter("images"))
     groups = parts["folds"].groups
     against = partial(
         compare, correct["folds", "capsules"], groups=groups, margin=margin, paired=True
@@ -224,18 +231,21 @@ def _read(source: Any, data: Any, labels: Any, config: TrainConfig) -> tuple[Cap
 
 
 def _answer(
-    head: CapsuleHead, kind: str, parts: dict[str, Dataset], config: TrainConfig, level: float
-) -> dict[str, Tensor]:
-    """Probabilities and sets of each part, `[2, n, classes]`, by the networks of all folds."""
-    seed = config.training.seed
-    count = config.data.folds or 0
-    config = config.replaced({"folds": None}, "default")
+    head: CapsuleHead,
+    kind: str,
+    parts: dict[str, Dataset],
+    config: TrainConfig,
+    seed: int,
+    level: float,
+) -> Iterator[Row]:
+    """Predictions for every image of each part, by the networks of all folds."""
+    count = config.data.folds
+    seed += config.training.seed
+    config = config.replaced({"folds": None, "seed": seed}, "default")
     images = parts["folds"]
     folds = {}
-    answers = {}
     for name, part in parts.items():
         folds[name] = stratified_folds(part.labels, count, seed, groups=part.groups)
-        answers[name] = torch.zeros(2, len(part), head.num_classes)
     for fold in range(count):
         with use_generator(Generator().manual_seed(seed)):
             network = head_on_features(head, kind, images.img_size)
@@ -249,51 +259,47 @@ def _answer(
         calibration = evaluation.calibrate(activations, held_out.labels)
         held_out_probabilities = calibration.probabilities(activations)
         for name, part in parts.items():
-            rows = (folds[name] == fold).nonzero().flatten()
-            activations = image_activations(network, part.float_images(rows))
+            indices = (folds[name] == fold).nonzero().flatten()
+            activations = image_activations(network, part.float_images(indices))
             probabilities = calibration.probabilities(activations)
             sets = evaluation.conformal_sets(
                 probabilities, held_out_probabilities, held_out.labels, level
             )
-            answers[name][:, rows] = torch.stack([probabilities, sets]).float()
-    return answers
-
-
-def _measure(part: Dataset, answers: Tensor) -> dict[str, Any]:
-    """The figures of an `AuditRow` from probabilities and sets, `[seeds, 2, n, classes]`."""
-    probabilities, sets = answers.unbind(dim=1)
-    labels = part.labels.expand(sets.shape[:2])
-    correct = probabilities.argmax(dim=-1) == labels
-    covered = sets.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    class_coverage = {}
-    for label in part.labels.unique().tolist():
-        class_coverage[part.classes[label]] = float(covered[:, part.labels == label].mean())
-    confidence = probabilities.amax(dim=-1).flatten()
-    return {
-        "accuracy": proportion(correct),
-        "interval": compare(correct, torch.zeros_like(correct), part.groups).interval,
-        "calibration_error": evaluation.reliability(confidence, correct.flatten()).error,
-        "coverage": float(covered.mean()),
-        "set_size": float(sets.sum(dim=-1).mean()),
-        "class_coverage": class_coverage,
-    }
-
-
-def _write(write: Writer, row: AuditRow, part: Dataset, answers: Tensor) -> None:
-    """Write every prediction of a head on a part."""
-    for seed, (probabilities, sets) in enumerate(answers):
-        confidence, prediction = probabilities.max(dim=-1)
-        for image, label in enumerate(part.labels.tolist()):
-            members = sets[image].nonzero().flatten().tolist()
-            write(
-                {
-                    "images": row.images,
-                    "head": row.head,
+            for index, row, is_member in zip(indices.tolist(), probabilities, sets, strict=True):
+                members = [part.classes[k] for k in is_member.nonzero().flatten().tolist()]
+                label = part.classes[part.labels[index]]
+                yield {
+                    "images": name,
+                    "head": kind,
                     "seed": seed,
-                    "image": image,
-                    "label": part.classes[label],
-                    "prediction": part.classes[prediction[image]],
-                    "probability": float(confidence[image]),
-                    "set": "|".join(part.classes[member] for member in members),
+                    "fold": fold,
+                    "image": index,
+                    "label": label,
+                    "prediction": part.classes[row.argmax()],
+                    "probability": float(row.max()),
+                    "covered": label in members,
+                    "set_size": len(members),
+                    "set": "|".join(members),
                 }
-            )
+
+
+def _measure(
+    predictions: list[Row], is_right: Tensor, groups: Tensor | None, weights: int, seconds: float
+) -> AuditRow:
+    """The figures of the predictions of one head on one part; `is_right` is `[seeds, n]`."""
+    covered = defaultdict(list)
+    for row in predictions:
+        covered[row["label"]].append(row["covered"])
+    confidence = torch.tensor([row["probability"] for row in predictions])
+    return AuditRow(
+        predictions[0]["images"],
+        predictions[0]["head"],
+        weights,
+        seconds,
+        accuracy=proportion(is_right),
+        interval=compare(is_right, torch.zeros_like(is_right), groups).interval,
+        calibration_error=evaluation.reliability(confidence, is_right.flatten()).error,
+        coverage=fmean(row["covered"] for row in predictions),
+        class_coverage={label: fmean(flags) for label, flags in covered.items()},
+        set_size=fmean(row["set_size"] for row in predictions),
+    )
