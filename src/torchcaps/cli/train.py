@@ -64,8 +64,9 @@ def train(
         threads: Processor threads; by default torch's choice, or with --resume those that the run
             was started with.
         keep_memory: Keep freed memory for reuse instead of returning it to the system (glibc only).
-        control: Train the model's control, a linear head for capsule_head, in the same way, and
-            compare the two. With the features of a frozen backbone, it is trained in any case.
+        control: Train the model's control, for capsule_head a plain head of as many weights, in the
+            same way, and compare the two. With the features of a frozen backbone, it is trained in
+            any case; torchcaps audit compares more.
         json: Print the evaluation as JSON.
         print_config: Print all settings as a recipe, with the origin of each: given, recipe, model,
             task, data or default. The data is read, and nothing is trained.
@@ -182,7 +183,7 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
     below = f"{evaluation.summary}\nrun folder: {folder}"
     if control or has_control(run):
         second = tc.training.Run(folder / CONTROL_FOLDER)
-        config = control_config(run.config)
+        config = control_config(run)
         note(f"control: {config.model.name}, trained in the same way")
         training = partial(tc.training.train, epochs=config.training.epochs)
         _train(config, second.path, resume and tc.training.run.is_run(second.path), training)
@@ -261,18 +262,23 @@ def format_recipe(config: TrainConfig, title: str) -> str:
     return "\n".join(lines + options)
 
 
-def control_config(config: TrainConfig) -> TrainConfig:
+def control_config(run: tc.training.Run) -> TrainConfig:
     """The configuration of the control: the same training of the same images, by its own loss.
 
+    Its head has a hidden layer, and so as many weights as that of the run.
+
     Args:
-        config: of the run, complete.
+        run: that is finished.
     """
+    config = run.config
     info = tc.models.model_info(config.model.name)
+    model: Any = tc.load(run.path)
     options = {
         name: option
         for name, option in config.model.options.items()
         if name in info.control_options
     }
+    options["hidden"] = tc.models.backbone.plain_units(model.head)
     return config.updated(model=info.control, model_options=options, loss="auto")
 
 
@@ -303,7 +309,10 @@ def compare_with_control(
         model: Any = tc.load(run.path)
         seconds = duration(run.seconds) if run.seconds else "-"
         count = f"{parameter_count(model.head):,}"
-        rows.append((run.config.model.name, percent(evaluation.accuracy), count, seconds))
+        name = run.config.model.name
+        if units := run.config.model.options.get("hidden"):
+            name = f"{name} (hidden={units})"
+        rows.append((name, percent(evaluation.accuracy), count, seconds))
     comparison = tc.compare(*evaluations.values())
     document = evaluation.to_dict() | {"run": str(run.path)}
     return rows, comparison.verdict, document | {"comparison": comparison.to_dict()}

@@ -44,6 +44,13 @@ CONTROLS = ("uniform", "linear", "mlp")
 HEADS = ("capsules", *CONTROLS)
 
 
+class OneStart(training.Callback):
+    """Keeps a network that does not learn at first from a second start, with other steps."""
+
+    def on_start(self, trainer: Any) -> None:
+        trainer.probe_step = 0
+
+
 @dataclass(frozen=True)
 class AuditRow(EvaluationResult):
     """The answers of one head on one set of images; shares are in [0, 1].
@@ -173,6 +180,10 @@ def audit(
     correct = {}
     with open_row_file(Path(output)) if output else nullcontext() as write:
         head, images = _read(head_or_model, data, labels, config)
+        if head.num_classes != images.num_classes:
+            raise ArgumentError(
+                "data", f"expected {head.num_classes} classes, got {images.num_classes}"
+            )
         parts = {"folds": images}
         if shifted is not None:
             _, images = _read(head_or_model, shifted, None, config)
@@ -213,7 +224,9 @@ def _read(source: Any, data: Any, labels: Any, config: TrainConfig) -> tuple[Cap
     if labels is None and isinstance(data, tuple):
         data, labels = data
     if isinstance(source, CapsuleHead):
-        return source, data if isinstance(data, Dataset) else feature_set(data, labels)
+        return source, data if isinstance(data, Dataset) else feature_set(
+            data, labels, source.in_features
+        )
     if isinstance(data, str | Path):
         data = load_images(config.updated(data=str(data)), "train")
     images = as_set(data, labels)
@@ -251,7 +264,9 @@ def _answer(
             network = head_on_features(head, kind, images.img_size)
         distance = (folds["folds"] - fold) % count
         trained = images.subset((distance > 1).nonzero().flatten())
-        history = training.fit(network, trained, config=config, verbose=False).history
+        history = training.fit(
+            network, trained, config=config, callbacks=[OneStart()], verbose=False
+        ).history
         if len(history) < config.training.epochs:  # stopped by Ctrl-C
             raise KeyboardInterrupt
         held_out = images.subset((distance == 1).nonzero().flatten())

@@ -147,14 +147,18 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     return table
 
 
-def feature_set(features: Tensor, labels: Any) -> Dataset:
+def feature_set(features: Tensor, labels: Any, in_features: int | None = None) -> Dataset:
     """Features of one's own and their labels as a set.
 
     Args:
         features: maps, sequences or vectors; see `nn.CapsuleHead`.
         labels: as `fit` takes them.
+        in_features: of each position, where their number is known.
+
+    Raises:
+        ArgumentError: features or labels of another shape.
     """
-    check_features(features)
+    check_features(features, in_features)
     classes, targets = target_tensors(labels)
     maps = as_map(features).movedim(-1, 1)
     return Dataset(maps, targets, classes, "features", preprocess=FeaturePreprocess)
