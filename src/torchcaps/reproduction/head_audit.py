@@ -30,7 +30,7 @@ from torchcaps.models.backbone import capsule_head, head_on_features
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import CapsuleHead
 from torchcaps.nn.generator import use_generator
-from torchcaps.reporting import compare
+from torchcaps.reporting.evaluated import compare, read_margin
 from torchcaps.reporting.prediction import Row, open_row_file
 from torchcaps.settings import TrainConfig
 from torchcaps.training.features import feature_set, stored_features, without_augmentation
@@ -176,6 +176,7 @@ def audit(
     check_range("folds", config.data.folds or 0, low=3)
     check_range("seeds", seeds, low=1)
     check_range("level", level, low=0, high=1)
+    read_margin(margin)
     rows = []
     correct = {}
     with open_row_file(Path(output)) if output else nullcontext() as write:
