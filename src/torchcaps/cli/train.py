@@ -136,16 +136,15 @@ def audit(
 ) -> int:
     """Compare a capsule head with uniform coupling, a linear head and a plain one of equal size.
 
-    All stand on the same features of a frozen backbone, and are trained with the same images in the
-    same order for equally many steps, for each fold and seed. This help has the common settings;
-    --help-all has every one.
+    Each is trained on the same features for equally many steps, for each fold and seed. --help-all
+    has every setting.
 
     Example: torchcaps audit runs/resnet20-cifar10 --data fashion-mnist --epochs 5 --json
 
     Args:
-        run_or_backbone: A run of a capsule head on a frozen backbone, whose options count; or a
-            backbone as --backbone of train takes it.
-        option: An option of the head on a backbone, such as routing=em; may be given several times.
+        run_or_backbone: A run of a capsule head on a frozen backbone, or a backbone as --backbone of
+            train takes it.
+        option: Option of a head on a backbone, such as routing=em; may be given several times.
         shifted: Another data set with the same classes, which is only tested on.
         seeds: Number of seeds, of folds, weights and order.
         level: Share of the conformal sets that should hold the true class.

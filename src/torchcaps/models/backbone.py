@@ -355,9 +355,14 @@ def head_on_features(head: CapsuleHead, kind: str, img_size: ImageSize) -> Any:
     if kind in ("linear", "mlp"):
         options = {"head": "linear", "hidden": plain_units(head) if kind == "mlp" else 0}
     count = head.in_features
-    mean, std = torch.zeros(count), torch.ones(count)
     network: Any = with_backbone(
-        nn.Identity(), head.num_classes, count, img_size, mean=mean, std=std, **options
+        nn.Identity(),
+        head.num_classes,
+        count,
+        img_size,
+        mean=(0.0,) * count,
+        std=(1.0,) * count,
+        **options,
     )
     if kind == "uniform":
         layer = network.head.class_capsules

@@ -191,7 +191,7 @@ def audit(
             parts["shifted"] = match_classes(images, parts["folds"].classes)
         for number, kind in enumerate(HEADS):
             start = perf_counter()
-            predictions = []
+            predictions: list[Row] = []
             for seed in range(seeds):
                 if progress is not None:
                     progress(number * seeds + seed, len(HEADS) * seeds)
@@ -231,13 +231,17 @@ def _read(source: Any, data: Any, labels: Any, config: TrainConfig) -> tuple[Cap
     if isinstance(data, str | Path):
         data = load_images(config.updated(data=str(data)), "train")
     images = as_set(data, labels)
-    network = source
+    network: Any = source
     if isinstance(source, str | Path):
         network = training.load(source) if is_run(source) else None
         if not (network and spec_of(network).features):  # a backbone
-            sizes = {"num_classes": images.num_classes, "in_chans": images.in_chans}
-            sizes |= {"img_size": images.img_size, "backbone": str(source)}
-            network = capsule_head(**sizes, **config.model.options)
+            network = capsule_head(
+                backbone=str(source),
+                num_classes=images.num_classes,
+                in_chans=images.in_chans,
+                img_size=images.img_size,
+                **config.model.options,
+            )
     if not (spec_of(network).features and isinstance(network.head, CapsuleHead)):
         raise ArgumentError("head_or_model", "expected a capsule head on a frozen backbone")
     images = images.resized(network.img_size, network.in_chans)
@@ -253,7 +257,7 @@ def _answer(
     level: float,
 ) -> Iterator[Row]:
     """Predictions for every image of each part, by the networks of all folds."""
-    count = config.data.folds
+    count: Any = config.data.folds
     seed += config.training.seed
     config = config.replaced({"folds": None, "seed": seed}, "default")
     images = parts["folds"]
