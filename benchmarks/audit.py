@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -78,6 +79,10 @@ def measure(data: str) -> dict[str, Any]:
     return figures | {"seconds": round(time.process_time() - start, 1)}
 
 
+def points(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def format_tables(figures: dict[str, Any]) -> Iterator[str]:
     """Lines of Markdown: a table and a verdict for each data set."""
     for name, audit in figures.items():
@@ -90,17 +95,17 @@ def format_tables(figures: dict[str, Any]) -> Iterator[str]:
                 row["images"],
                 HEADS[row["head"]],
                 f"{row['weights']:,}",
-                f"{row['accuracy']:.1%}",
+                points(row["accuracy"]),
                 f"{100 * low:.1f} to {100 * high:.1f}",
                 f"{row['calibration_error']:.3f}",
-                f"{row['coverage']:.1%}",
-                f"{min(row['class_coverage'].values()):.1%}",
+                points(row["coverage"]),
+                points(min(row["class_coverage"].values())),
                 f"{row['set_size']:.2f}",
             )
             yield f"| {' | '.join(cells)} |"
         yield ""
         for line in audit["verdict"]:
-            yield f"- {line}"
+            yield from wrap(f"- {line}", 100, subsequent_indent="  ")
         minutes = audit["seconds"] / 60
         yield f"\nAll of it, the features too, took {minutes:.1f} min of one thread.\n"
 
@@ -116,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(format_tables(audits)))
         return 0
     audits = dict(zip(NAMES, map(measure, options.data), strict=True))
+    options.data = NAMES
     rows = [{"data": name, "seconds": audit["seconds"]} for name, audit in audits.items()]
     return finish(options, {"rows": rows, "audits": audits})
 

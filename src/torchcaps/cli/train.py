@@ -178,13 +178,16 @@ def audit(
 
 def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, json: bool) -> None:
     """Evaluate a run on the test images, and its control beside it where there is one."""
+    from torchcaps.types import spec_of
+
     run = tc.training.Run(folder)
     options: dict[str, Any] = {"root": config.data.root, "device": config.training.device}
     evaluation = tc.evaluate(run, output=folder, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
     lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"
-    if control or has_control(run):
+    has_control = tc.models.model_info(run.config.model.name).control
+    if control or (has_control and spec_of(tc.load(folder)).features):
         second = tc.training.Run(folder / CONTROL_FOLDER)
         config = control_config(run)
         note(f"control: {config.model.name}, trained in the same way")
@@ -283,14 +286,6 @@ def control_config(run: tc.training.Run) -> TrainConfig:
     }
     options["hidden"] = tc.models.backbone.plain_units(model.head)
     return config.updated(model=info.control, model_options=options, loss="auto")
-
-
-def has_control(run: tc.training.Run) -> bool:
-    """Whether a run is always compared: its model has a control, and stood on stored features."""
-    if not tc.models.model_info(run.config.model.name).control:
-        return False
-    model: Any = tc.load(run.path)
-    return bool(model.spec.features)
 
 
 def compare_with_control(

@@ -111,7 +111,8 @@ class Audit(EvaluationResult):
             f"Capsules (first) and a linear head (second): {self.linear.verdict}",
             f"Capsules (first) and a plain head of as many weights (second): {self.mlp.verdict}",
             f"{row.coverage:.1%} of the sets of the capsules hold the true class, of one class "
-            f"{min(row.class_coverage.values()):.1%}; they have {row.set_size:.2f} classes.",
+            f"{min(row.class_coverage.values()):.1%}; they have {row.set_size:.2f} classes, those of "
+            f"the plain head {self.rows[3].set_size:.2f}.",
             f"Shifted images: {', '.join(accuracies) or 'none were given'}.",
         ]
 
