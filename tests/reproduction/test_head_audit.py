@@ -66,6 +66,7 @@ def test_heads_see_the_same_images_in_the_same_order_for_equally_many_steps(monk
     assert len(recorder.trainings) == 24
     for trainings in zip(*by_head, strict=True):  # of one seed and fold
         assert len(trainings[0]["steps"]) > QUICK["epochs"]
+        assert len(trainings[0]["seen"]) == 90 / 3  # without what tests, and what calibrates
         for training in trainings[1:]:
             assert training["steps"] == trainings[0]["steps"]
             assert training["seen"] == trainings[0]["seen"]
