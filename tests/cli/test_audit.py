@@ -20,13 +20,13 @@ def words(bars, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "default_cache_dir", lambda: tmp_path / "cache")
     with BACKBONES.restored():
 
-        @register_backbone("mine")
-        def mine(pretrained):
+        @register_backbone("encoder")
+        def encoder(pretrained):
             with torch.random.fork_rng():
                 torch.manual_seed(0)
                 return Backbone(torch.nn.Conv2d(1, 6, 6, stride=6), (0.5,), (0.5,))
 
-        yield ["audit", "mine", "--data", bars, *QUICK]
+        yield ["audit", "encoder", "--data", bars, QUICK]
 
 
 def test_a_backbone_is_audited_as_text_and_as_json(command, words, bars, tmp_path):
@@ -35,7 +35,7 @@ def test_a_backbone_is_audited_as_text_and_as_json(command, words, bars, tmp_pat
     assert first_words(lines).count("folds") == 4
     assert "features of the frozen backbone for 48 images: 48 to be computed" in outcome.err
 
-    again = command([*words, "--json", "--shifted", bars, "--output", "all.csv"])
+    again = command(words, "--json", "--shifted", bars, "--output", "all.csv")
     document = succeed(again).document
     assert "48 images: 0 to be computed" in again.err  # the others are kept
     assert [row["head"] for row in document["rows"]] == 2 * ["capsules", "uniform", "linear", "mlp"]
@@ -46,7 +46,7 @@ def test_a_backbone_is_audited_as_text_and_as_json(command, words, bars, tmp_pat
 
 
 def test_a_run_is_audited_with_its_own_options(command, words, bars):
-    training = ["train", "capsule_head", "--backbone", "mine", "--output", "run", *words[2:4]]
+    training = ["train", "capsule_head", "--backbone", "encoder", "--output", "run", words[2:4]]
     options = [
         "--option",
         "types=2",
@@ -59,8 +59,8 @@ def test_a_run_is_audited_with_its_own_options(command, words, bars):
         "--holdout",
         "6",
     ]
-    succeed(command([*training, *options, "--no-keep-memory"]))
-    document = succeed(command(["audit", "run", "--data", bars, *FLAGS.split(), "--json"])).document
+    succeed(command(training, options, "--no-keep-memory"))
+    document = succeed(command("audit", "run", "--data", bars, FLAGS.split(), "--json")).document
     weights = {row["head"]: row["weights"] for row in document["rows"]}
     assert weights["capsules"] == weights["uniform"] == pytest.approx(weights["mlp"], rel=0.05)
     assert weights["linear"] == 7 * 3
@@ -80,7 +80,7 @@ def test_a_run_is_audited_with_its_own_options(command, words, bars):
     ],
 )
 def test_what_is_wrong_is_one_sentence(command, words, change, status, sentence):
-    assert_fails(command([*words, *change]), status, sentence)
+    assert_fails(command(words, change), status, sentence)
 
 
 def test_an_audit_needs_data(command):

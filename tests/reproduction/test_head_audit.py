@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,12 @@ from torchcaps.testing.planted import planted_answers
 from torchcaps.training.sampling import DatasetBatches
 
 SMALL = {"types": 3, "dim": 4}
-QUICK = {"folds": 3, "epochs": 2, "batch_size": 16}
+EPOCHS = 2
+quick_audit = partial(tc.audit, folds=3, epochs=EPOCHS, batch_size=16)
+
+
+def small_head():
+    return CapsuleHead(8, 3, types=3, dim=4)
 
 
 def make_features(count=90, distance=3.0, classes=3, seed=0):
@@ -49,8 +55,8 @@ class Recorder:
         def note(network, images, **options):
             head = network.head
             count = sum(weight.numel() for weight in head.parameters())
-            images_seen = {image.numpy().tobytes() for image in images.images}
-            self.trainings.append({"steps": [], "weights": count, "seen": images_seen})
+            pixels = {image.numpy().tobytes() for image in images.images}
+            self.trainings.append({"steps": [], "weights": count, "pixels": pixels})
             return fit(network, images, **options)
 
         monkeypatch.setattr(DatasetBatches, "load", record)
@@ -61,15 +67,15 @@ def test_heads_see_the_same_images_in_the_same_order_for_equally_many_steps(monk
     recorder = Recorder(monkeypatch)
     features, labels = make_features()
     file = tmp_path / "all.csv"
-    audit = tc.audit(CapsuleHead(8, 3, **SMALL), features, labels, seeds=2, output=file, **QUICK)
+    audit = quick_audit(small_head(), features, labels, seeds=2, output=file)
     by_head = [recorder.trainings[start : start + 6] for start in range(0, 24, 6)]
     assert len(recorder.trainings) == 24
     for trainings in zip(*by_head, strict=True):  # of one seed and fold
-        assert len(trainings[0]["steps"]) > QUICK["epochs"]
-        assert len(trainings[0]["seen"]) == 90 / 3  # without what tests, and what calibrates
+        assert len(trainings[0]["steps"]) > EPOCHS
+        assert len(trainings[0]["pixels"]) == 90 / 3  # without what tests, and what calibrates
         for training in trainings[1:]:
             assert training["steps"] == trainings[0]["steps"]
-            assert training["seen"] == trainings[0]["seen"]
+            assert training["pixels"] == trainings[0]["pixels"]
     orders = {str(training["steps"]) for training in by_head[0]}
     assert len(orders) > 1  # by seed
     assert [row.weights for row in audit.rows] == [group[0]["weights"] for group in by_head]
@@ -82,7 +88,7 @@ def test_heads_see_the_same_images_in_the_same_order_for_equally_many_steps(monk
     for row in rows:
         heads = head_audit.HEADS.index(row["head"])
         training = by_head[heads][3 * int(row["seed"]) + int(row["fold"])]
-        assert maps[int(row["image"])].contiguous().numpy().tobytes() not in training["seen"]
+        assert maps[int(row["image"])].contiguous().numpy().tobytes() not in training["pixels"]
 
 
 def test_the_file_has_what_the_rows_say(tmp_path):
@@ -90,32 +96,31 @@ def test_the_file_has_what_the_rows_say(tmp_path):
     shifted = make_features(30, distance=0.5, seed=1)
     file = tmp_path / "new" / "all.csv"
     progress = []
-    audit = tc.audit(
-        CapsuleHead(8, 3, **SMALL),
+    audit = quick_audit(
+        small_head(),
         (features, labels),
         shifted=shifted,
         seeds=1,
         output=file,
         progress=lambda done, total: progress.append((done, total)),
-        **QUICK,
     )
     predictions = read_rows(file)
     assert progress == [(done, 4) for done in range(4)]
     assert len(predictions) == 4 * (90 + 30)
     assert len(audit.rows) == 8
     for row in audit.rows:
-        chosen = [
+        answers = [
             prediction
             for prediction in predictions
             if (prediction["images"], prediction["head"]) == (row.images, row.head)
         ]
-        right = [prediction["label"] == prediction["prediction"] for prediction in chosen]
-        covered = [prediction["label"] in prediction["set"].split("|") for prediction in chosen]
+        right = [prediction["label"] == prediction["prediction"] for prediction in answers]
+        covered = [prediction["label"] in prediction["set"].split("|") for prediction in answers]
         assert row.accuracy == pytest.approx(sum(right) / len(right))
         assert row.coverage == pytest.approx(sum(covered) / len(covered))
         assert row.interval[0] <= row.accuracy <= row.interval[1]
         of_class = [
-            flag for flag, line in zip(covered, chosen, strict=True) if line["label"] == "2"
+            flag for flag, line in zip(covered, answers, strict=True) if line["label"] == "2"
         ]
         assert row.class_coverage["2"] == pytest.approx(sum(of_class) / len(of_class))
     document = json.loads(json.dumps(audit.to_dict(), allow_nan=False))
@@ -130,8 +135,8 @@ def test_the_file_has_what_the_rows_say(tmp_path):
 def test_where_only_agreement_tells_routing_is_found_to_matter():
     votes, labels = planted_answers("agreement", 2400, children=16, parents=2, dim=4)
     head = CapsuleHead(8, 2, types=4, dim=8, iterations=5)
-    settings = {"epochs": 15, "lr": 0.01, "batch_size": 32}
-    audit = tc.audit(head, votes.flatten(2), labels, seeds=1, folds=3, **settings)
+    features = votes.flatten(2)
+    audit = quick_audit(head, features, labels, seeds=1, epochs=15, lr=0.01, batch_size=32)
     assert audit.uniform.outcome == "first", audit.verdict
     assert (
         "first method is better" in audit.verdict[0] or "first model is better" in audit.verdict[0]
@@ -143,7 +148,7 @@ def test_where_only_agreement_tells_routing_is_found_to_matter():
 def test_where_all_heads_do_as_well_none_is_found_better(distance, outcomes):
     """All answers can be right, or none is better than chance; images seen would be above it."""
     features, labels = make_features(300, distance)
-    head = CapsuleHead(8, 3, **SMALL)
+    head = small_head()
     audit = tc.audit(head, features, labels, seeds=1, folds=3, epochs=8, lr=0.01, margin=0.05)
     assert {getattr(audit, name).outcome for name in head_audit.CONTROLS} == outcomes
     for row in audit.rows:
@@ -180,7 +185,7 @@ def test_ctrl_c_ends_an_audit_and_leaves_no_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr(DatasetBatches, "load", stop)
     with pytest.raises(KeyboardInterrupt):
-        tc.audit(CapsuleHead(8, 3), *make_features(), output=tmp_path / "all.csv", seeds=1, **QUICK)
+        quick_audit(small_head(), make_features(), output=tmp_path / "all.csv", seeds=1)
     assert next(steps) == 8  # and no further training began
     assert not list(tmp_path.iterdir())
 

@@ -275,16 +275,16 @@ def _answer(
         ).history
         if len(history) < config.training.epochs:  # stopped by Ctrl-C
             raise KeyboardInterrupt
-        held_out = images.subset((distance == 1).nonzero().flatten())
-        activations = image_activations(network, held_out.float_images())
-        calibration = evaluation.calibrate(activations, held_out.labels)
-        held_out_probabilities = calibration.probabilities(activations)
+        calibration_images = images.subset((distance == 1).nonzero().flatten())
+        activations = image_activations(network, calibration_images.float_images())
+        calibration = evaluation.calibrate(activations, calibration_images.labels)
+        reference = calibration.probabilities(activations)
         for name, part in parts.items():
             indices = (folds[name] == fold).nonzero().flatten()
             activations = image_activations(network, part.float_images(indices))
             probabilities = calibration.probabilities(activations)
             sets = evaluation.conformal_sets(
-                probabilities, held_out_probabilities, held_out.labels, level
+                probabilities, reference, calibration_images.labels, level
             )
             for index, row, is_member in zip(indices.tolist(), probabilities, sets, strict=True):
                 members = [part.classes[k] for k in is_member.nonzero().flatten().tolist()]

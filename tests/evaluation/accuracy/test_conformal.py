@@ -8,7 +8,7 @@ from torchcaps.evaluation import conformal_sets
 from torchcaps.testing import seeded
 
 TRUE = torch.tensor([0.3, 0.9, 0.5, 0.7, 0.2, 0.8, 0.6, 0.4, 0.95])  # of nine held-out images
-HELD_OUT = torch.stack([TRUE, 1 - TRUE], dim=1)
+REFERENCE = torch.stack([TRUE, 1 - TRUE], dim=1)
 LABELS = torch.zeros(9, dtype=torch.int64)
 
 
@@ -18,7 +18,7 @@ LABELS = torch.zeros(9, dtype=torch.int64)
 )
 def test_the_threshold_is_the_quantile_of_held_out_images(level, threshold):
     new = torch.tensor([[0.2, 0.8], [0.31, 0.69], [0.6, 0.4], [0.19, 0.81]])
-    sets = conformal_sets(new, HELD_OUT, LABELS, level)
+    sets = conformal_sets(new, REFERENCE, LABELS, level)
     assert torch.equal(sets, new >= threshold)
 
 
@@ -43,6 +43,6 @@ def test_sets_keep_their_promise_on_average_and_no_more_than_it():
     ],
 )
 def test_what_does_not_fit_is_refused(change, sentence):
-    arguments = {"probabilities": HELD_OUT, "held_out": HELD_OUT, "labels": LABELS}
+    arguments = {"probabilities": REFERENCE, "reference": REFERENCE, "labels": LABELS}
     with pytest.raises(ArgumentError, match=sentence):
         conformal_sets(**(arguments | change))

@@ -250,7 +250,7 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
 
 def conformal_sets(
     probabilities: Activations,
-    held_out: Activations,
+    reference: Activations,
     labels: Labels,
     level: float = 0.9,
 ) -> Bool[Tensor, "n classes"]:
@@ -263,7 +263,7 @@ def conformal_sets(
 
     Args:
         probabilities: of the new images, `[n, classes]`.
-        held_out: probabilities of images that were not trained with, `[m, classes]`, m at least 1.
+        reference: probabilities of images that were not trained with, `[m, classes]`, m at least 1.
         labels: their true classes, `[m]`.
         level: least share of the sets that hold the true class, in (0, 1).
 
@@ -273,10 +273,10 @@ def conformal_sets(
     Raises:
         ArgumentError: shapes that do not fit, or a level out of range.
     """
-    check_scores(held_out, labels)
-    check_shape("probabilities", probabilities, ("n", "classes"), classes=held_out.shape[1])
+    check_scores(reference, labels)
+    check_shape("probabilities", probabilities, ("n", "classes"), classes=reference.shape[1])
     check_range("level", level, low=0, high=1)
-    true_class = held_out.gather(1, labels.unsqueeze(1)).flatten().sort().values
+    true_class = reference.gather(1, labels.unsqueeze(1)).flatten().sort().values
     rank = math.floor((len(labels) + 1) * (1 - level) + ROUNDING)
     if rank == 0:
         return torch.ones_like(probabilities, dtype=torch.bool)
