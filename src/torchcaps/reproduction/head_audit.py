@@ -278,13 +278,13 @@ def _answer(
         calibration_images = images.subset((distance == 1).nonzero().flatten())
         activations = image_activations(network, calibration_images.float_images())
         calibration = evaluation.calibrate(activations, calibration_images.labels)
-        reference = calibration.probabilities(activations)
+        val_probabilities = calibration.probabilities(activations)
         for name, part in parts.items():
             indices = (folds[name] == fold).nonzero().flatten()
             activations = image_activations(network, part.float_images(indices))
             probabilities = calibration.probabilities(activations)
             sets = evaluation.conformal_sets(
-                probabilities, reference, calibration_images.labels, level
+                probabilities, val_probabilities, calibration_images.labels, level
             )
             for index, row, is_member in zip(indices.tolist(), probabilities, sets, strict=True):
                 members = [part.classes[k] for k in is_member.nonzero().flatten().tolist()]

@@ -8,8 +8,8 @@ from torchcaps.evaluation import conformal_sets
 from torchcaps.testing import seeded
 
 TRUE = torch.tensor([0.3, 0.9, 0.5, 0.7, 0.2, 0.8, 0.6, 0.4, 0.95])  # of nine held-out images
-REFERENCE = torch.stack([TRUE, 1 - TRUE], dim=1)
-LABELS = torch.zeros(9, dtype=torch.int64)
+VAL_PROBABILITIES = torch.stack([TRUE, 1 - TRUE], dim=1)
+VAL_LABELS = torch.zeros(9, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ LABELS = torch.zeros(9, dtype=torch.int64)
 )
 def test_the_threshold_is_the_quantile_of_held_out_images(level, threshold):
     new = torch.tensor([[0.2, 0.8], [0.31, 0.69], [0.6, 0.4], [0.19, 0.81]])
-    sets = conformal_sets(new, REFERENCE, LABELS, level)
+    sets = conformal_sets(new, VAL_PROBABILITIES, VAL_LABELS, level)
     assert torch.equal(sets, new >= threshold)
 
 
@@ -38,11 +38,14 @@ def test_sets_keep_their_promise_on_average_and_no_more_than_it():
     ("change", "sentence"),
     [
         ({"level": 1.2}, "level: expected between 0 and 1"),
-        ({"probabilities": torch.rand(3, 4)}, "classes=2"),
-        ({"labels": LABELS[1:]}, "activations: expected"),
+        ({"val_labels": VAL_LABELS[1:]}, "activations: expected"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, sentence):
-    arguments = {"probabilities": REFERENCE, "reference": REFERENCE, "labels": LABELS}
+    arguments = {
+        "probabilities": VAL_PROBABILITIES,
+        "val_probabilities": VAL_PROBABILITIES,
+        "val_labels": VAL_LABELS,
+    }
     with pytest.raises(ArgumentError, match=sentence):
         conformal_sets(**(arguments | change))

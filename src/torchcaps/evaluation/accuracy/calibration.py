@@ -250,8 +250,8 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
 
 def conformal_sets(
     probabilities: Activations,
-    reference: Activations,
-    labels: Labels,
+    val_probabilities: Activations,
+    val_labels: Labels,
     level: float = 0.9,
 ) -> Bool[Tensor, "n classes"]:
     """Sets of classes that hold the true class of a new image with a stated probability.
@@ -263,8 +263,8 @@ def conformal_sets(
 
     Args:
         probabilities: of the new images, `[n, classes]`.
-        reference: probabilities of images that were not trained with, `[m, classes]`, m at least 1.
-        labels: their true classes, `[m]`.
+        val_probabilities: of images that were not trained with, `[m, classes]`, m at least 1.
+        val_labels: their true classes, `[m]`.
         level: least share of the sets that hold the true class, in (0, 1).
 
     Returns:
@@ -273,11 +273,13 @@ def conformal_sets(
     Raises:
         ArgumentError: shapes that do not fit, or a level out of range.
     """
-    check_scores(reference, labels)
-    check_shape("probabilities", probabilities, ("n", "classes"), classes=reference.shape[1])
+    check_scores(val_probabilities, val_labels)
+    check_shape(
+        "probabilities", probabilities, ("n", "classes"), classes=val_probabilities.shape[1]
+    )
     check_range("level", level, low=0, high=1)
-    true_class = reference.gather(1, labels.unsqueeze(1)).flatten().sort().values
-    rank = math.floor((len(labels) + 1) * (1 - level) + ROUNDING)
+    true_class = val_probabilities.gather(1, val_labels.unsqueeze(1)).flatten().sort().values
+    rank = math.floor((len(val_labels) + 1) * (1 - level) + ROUNDING)
     if rank == 0:
         return torch.ones_like(probabilities, dtype=torch.bool)
     return probabilities >= true_class[rank - 1]
