@@ -90,13 +90,12 @@ def format_tables(figures: dict[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(COLUMNS)} |"
         yield f"|{'---|' * len(COLUMNS)}"
         for row in audit["rows"]:
-            low, high = row["interval"]
             cells = (
                 row["images"],
                 HEADS[row["head"]],
                 f"{row['weights']:,}",
                 points(row["accuracy"]),
-                f"{100 * low:.1f} to {100 * high:.1f}",
+                f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
                 f"{row['calibration_error']:.3f}",
                 points(row["coverage"]),
                 points(min(row["class_coverage"].values())),

@@ -118,7 +118,7 @@ def test_the_file_has_what_the_rows_say(tmp_path):
         covered = [prediction["label"] in prediction["set"].split("|") for prediction in answers]
         assert row.accuracy == pytest.approx(sum(right) / len(right))
         assert row.coverage == pytest.approx(sum(covered) / len(covered))
-        assert row.interval[0] <= row.accuracy <= row.interval[1]
+        assert row.low <= row.accuracy <= row.high
         of_class = [
             flag for flag, line in zip(covered, answers, strict=True) if line["label"] == "2"
         ]
@@ -127,7 +127,7 @@ def test_the_file_has_what_the_rows_say(tmp_path):
     assert len(document["verdict"]) == 5
     assert "capsules" in document["verdict"][4]
     assert document["mlp"]["outcome"] == audit.mlp.outcome
-    assert [len(line) for line in audit.table().lines] == [8] * 9
+    assert [len(line) for line in audit.table().lines] == [10] * 9
     with pytest.raises(RunError, match="exists already"):
         tc.audit(CapsuleHead(8, 3), features, labels, output=file)
 

@@ -61,7 +61,8 @@ class AuditRow(EvaluationResult):
         weights: number of those of the head.
         seconds: of all trainings of this head, with their tests.
         accuracy: mean over seeds.
-        interval: (low, high), of the accuracy, at 95 %, over seeds and images.
+        low: lower end of the 95 % interval of the accuracy, over seeds and images.
+        high: upper end.
         calibration_error: expected calibration error of the probabilities.
         coverage: share of the conformal sets that hold the true class.
         set_size: mean number of classes in a set.
@@ -73,7 +74,8 @@ class AuditRow(EvaluationResult):
     weights: int
     seconds: float
     accuracy: float
-    interval: tuple[float, float]
+    low: float
+    high: float
     calibration_error: float
     coverage: float
     set_size: float
@@ -312,13 +314,15 @@ def _measure(
     for row in predictions:
         covered[row["label"]].append(row["covered"])
     confidence = torch.tensor([row["probability"] for row in predictions])
+    low, high = compare(is_right, torch.zeros_like(is_right), groups).interval
     return AuditRow(
         predictions[0]["images"],
         predictions[0]["head"],
         weights,
         seconds,
         accuracy=proportion(is_right),
-        interval=compare(is_right, torch.zeros_like(is_right), groups).interval,
+        low=low,
+        high=high,
         calibration_error=evaluation.reliability(confidence, is_right.flatten()).error,
         coverage=fmean(row["covered"] for row in predictions),
         class_coverage={label: fmean(flags) for label, flags in covered.items()},
