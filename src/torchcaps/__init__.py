@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import audit, cross_validate, reproduce
     from torchcaps.training import fit, load, save, train
+    from torchcaps.training.classifier import CapsuleClassifier
     from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
 _HOMES = {
+    "CapsuleClassifier": "training.classifier",
     "Capsules": "types",
     "ModelSpec": "types",
     "Predictor": "reporting",
@@ -60,6 +62,7 @@ _HOMES = {
     "train": "training",
 }
 __all__ = [
+    "CapsuleClassifier",
     "Capsules",
     "ModelSpec",
     "Predictor",
