@@ -349,7 +349,8 @@ def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> ty
     # Of two that match, the one registered last is the more special one.
     for task in reversed(TASKS.registered()):
         model_tasks = vars(task).get("model_tasks") or (task.name,)
-        if spec.task in model_tasks and task.supports(images):
+        is_open = not declares(model) and bool(task.targets) and not default.supports(images)
+        if (spec.task in model_tasks or is_open) and task.supports(images):
             return task
     return default
 
