@@ -65,7 +65,7 @@ def complete_config(
     """
     spec = spec_of(model) if declares(model) else task.default_spec
     loss = spec.loss if spec.loss in task.losses else next(iter(task.losses))
-    if not task.augments:
+    if not task.augments or "value" in task.targets:  # a shift may change what a value says
         config = without_default_changes(config)
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss

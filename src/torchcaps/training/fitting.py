@@ -133,6 +133,10 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
+        known = model_metadata(network)
+        facts = task.target_facts(images)
+        if facts != known.targets:
+            set_model_metadata(network, replace(known, targets=facts))
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
