@@ -145,12 +145,12 @@ def test_classes_may_be_named(save):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"classes": np.array(["a", "b"])}, "label 2 of image 2 lies outside the 2 classes"),
-        ({"labels": LABELS - 1}, "label -1 of image 0 lies outside the 3 classes"),
+        ({"classes": np.array(["a", "b"])}, "labels: expected one of 0, 1, got 2"),
         (
-            {"labels": LABELS * 1.0},
-            r"expected labels \[n\] of integers or names, got \[20\] of float64",
+            {"labels": LABELS - 1},
+            r"labels: expected whole numbers from 0, or names, got \[-1, 0, 1",
         ),
+        ({"labels": LABELS[:, None] + [0, 1]}, r"labels: whole numbers \[20, 2\] can be read"),
     ],
 )
 def test_unsuitable_labels_are_refused(save, arrays, message):
@@ -160,7 +160,7 @@ def test_unsuitable_labels_are_refused(save, arrays, message):
 
 def test_a_test_label_beyond_the_training_classes_is_refused(save):
     path = save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES, y_test=LABELS + 1)
-    assert_refused("label 4 of image 3 lies outside the 4 classes", path, "test")
+    assert_refused("labels: expected one of 0, 1, 2, 3, got 4", path, "test")
 
 
 # Files.

@@ -356,9 +356,12 @@ def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> ty
     # Of two that match, the one registered last is the more special one.
     for task in reversed(TASKS.registered()):
         model_tasks = vars(task).get("model_tasks") or (task.name,)
-        # Of the targets of a set that the model's own task takes, no other one is chosen.
-        is_choice = not default.supports(images) or not set(task.targets) - set(default.targets)
-        if spec.task in model_tasks and task.supports(images) and is_choice:
+        if default.supports(images):
+            # Of the targets of a set that the model's own task takes, no other one is chosen.
+            is_choice = spec.task in model_tasks and set(task.targets) <= set(default.targets)
+        else:
+            is_choice = spec.task in model_tasks or (bool(task.targets) and not declares(model))
+        if is_choice and task.supports(images):
             return task
     return default
 

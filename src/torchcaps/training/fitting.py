@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from torchcaps.training.device import (
     resolve_precision,
     training_threads,
 )
-from torchcaps.training.inputs import Data, as_set, is_loader
+from torchcaps.training.inputs import Data, as_set, expected_target, is_loader
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
@@ -173,9 +174,7 @@ def _fit_data(
     model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
 ) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
-    val_images = None
-    if validation is not None:
-        val_images = cropped(_read_set(validation, None, model, config), config.data.crop)
+    target = expected_target(model, config.task.name)
     if is_loader(data):
         if labels is not None:
             raise ArgumentError(
@@ -184,14 +183,19 @@ def _fit_data(
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
-        images, val_images, notes = loader_data(data, val_images, config, model)
-        return config, images, val_images, notes
-    images = _read_set(data, labels, model, config)
+        read = None
+        if validation is not None:
+            read = partial(_read_set, validation, None, model, config)
+        images, val_images, notes = loader_data(data, read, config, model)
+        return config, images, cropped(val_images, config.data.crop), notes
+    images = _read_set(data, labels, model, config, target)
     notes = list(images.notes)
-    if val_images is None:
+    if validation is None:
         images, val_images = split(images, config)
     else:
-        val_images = match_classes(val_images, images.classes)
+        target = next(iter(images.targets), None)
+        val_images = _read_set(validation, None, model, config, target, images.classes)
+        val_images = cropped(match_classes(val_images, images.classes), config.data.crop)
         per_class = config.data.per_class
         if per_class is not None and len(images) > per_class * images.num_classes:
             rows = few_labels(images.labels, per_class, config.training.seed)
@@ -199,9 +203,16 @@ def _fit_data(
     return config, images, val_images, notes
 
 
-def _read_set(data: Any, labels: Any, model: nn.Module, config: TrainConfig) -> Dataset:
+def _read_set(
+    data: Any,
+    labels: Any,
+    model: nn.Module,
+    config: TrainConfig,
+    target: str | None,
+    classes: tuple[str, ...] = (),
+) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
-    images = as_set(data, labels, model)
+    images = as_set(data, labels, model, target=target, classes=classes)
     return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
@@ -261,7 +272,7 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
 def training_summary(
     task: Task, config: TrainConfig, data: str, num_images: tuple[int, int]
 ) -> str:
-    """`training capsnet on digits: 5,400 images, 600 held out; 3 epochs of batch 32, adam, ...`.
+    """`training capsnet on digits: 5,400 images, 600 held out; task classify by the targets: ...`.
 
     Args:
         task: around the model.
@@ -279,8 +290,11 @@ def training_summary(
         for name in augmentation.switches:
             if amount := getattr(config.augmentation, name):
                 amounts.append(name if amount is True else f"{name} {amount:g}")
+    follows = config.origins.get("task") == "model" and task.targets
+    reason = f" by the targets: {task.data}" if follows else ""
     return (
         f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out; "
+        f"task {task.name}{reason}; "
         f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}; "
         f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}; "
         f"{resolve_precision(config.training.precision, device)} on {device}{threads}; "
