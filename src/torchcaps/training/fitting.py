@@ -87,9 +87,11 @@ def fit(
             `[n, height, width]` of uint8 or floats; or a list of pictures or of their paths, which
             are brought to the model's size. A model that was trained on floats outside [0, 1] takes
             arrays only.
-        labels: where `data` is images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`
-            of images of several classes; the class of each pixel `[n, height, width]`; or a
-            mapping of targets by name, such as {"mask": masks}.
+        labels: where `data` is images alone: `[n]` whole numbers or names; of images of several
+            classes 0 and 1 `[n, classes]` or lists of classes; the class of each pixel
+            `[n, height, width]`; real numbers `[n]` or `[n, values]`; or a mapping of targets by
+            name, such as {"mask": masks}. `torchcaps.data.targets` lists all forms. Where the
+            setting `task` is open, the task follows from them.
         transform: changes each batch of training images `[batch, channels, height, width]`, floats
             on the model's device, after the augmentations of the settings; returns as many of the
             same size. What it draws from torch's global generator depends on the step and the seed
@@ -183,10 +185,9 @@ def _fit_data(
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
-        read = None
-        if validation is not None:
-            read = partial(_read_set, validation, None, model, config)
-        images, val_images, notes = loader_data(data, read, config, model)
+        read = partial(_read_set, validation, None, model, config)
+        read_validation = None if validation is None else read
+        images, val_images, notes = loader_data(data, read_validation, config, model)
         return config, images, cropped(val_images, config.data.crop), notes
     images = _read_set(data, labels, model, config, target)
     notes = list(images.notes)
