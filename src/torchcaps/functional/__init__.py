@@ -40,7 +40,6 @@ from torchcaps.functional.squash import (
     squash as squash,
     squash_with_length as squash_with_length,
     steep_squash_with_length as steep_squash_with_length,
-    unsquash as unsquash,
 )
 from torchcaps.functional.votes import (
     DenseVotes as DenseVotes,

@@ -93,24 +93,6 @@ def squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     return Capsules(scaled * factor, length.squeeze(dim))
 
 
-def unsquash(v: Vectors, dim: int = -1) -> Vectors:
-    """The vectors that `squash` shrinks to these: `v / sqrt(|v| (1 - |v|))`.
-
-    Args:
-        v: vectors of a length in [0, 1).
-        dim: the axis of a capsule's dimensions.
-
-    Returns:
-        Vectors of any length, of the same shape and direction; of a length of 1e3 at most.
-
-    Example:
-        >>> unsquash(torch.tensor([0.5769, 0.7692]))
-        tensor([2.9992, 3.9989])
-    """
-    length = safe_norm(v, dim, keepdim=True)
-    return v * (length * (1 - length).clamp(min=1e-6)).rsqrt()
-
-
 def steep_squash_with_length(s: Vectors, dim: int = -1) -> Capsules:
     """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`.
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from torchcaps.data import Batch, Dataset
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import ValueFigures, value_figures
-from torchcaps.functional import unsquash
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings
 from torchcaps.tasks._base import (
@@ -43,6 +42,7 @@ LOSSES: Registry[Loss] = Registry("loss")
 MAX_PANELS = 12  # of values in a plot
 MAX_POINTS = 2000
 MAX_IMAGES = 12
+MIN_MARGIN = 1e-3  # of a pose's length from 1
 
 
 @LOSSES.register()
@@ -124,7 +124,7 @@ class Regress(Task):
         """Standardized values of images `[batch, channels, height, width]`, from their poses."""
         pose = full_precision(self.model.capsules(images).pose)
         if self.spec.activation == "length":
-            pose = unsquash(pose)
+            pose = stretch(pose)
         num_values = len(self._facts[0])
         _, num_capsules, dim = pose.shape
         if num_capsules == num_values:
@@ -224,6 +224,15 @@ class Regress(Task):
         names = self._facts[0]
         rows = self._predict_values(images).tolist()
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def stretch(pose: Tensor) -> Tensor:
+    """Poses of a length in [0, 1) as vectors of any length: `v / (1 - |v|)`.
+
+    A standardized value may be any number, and `squash` makes none of 1 or more. The exact inverse
+    of `squash` learns more slowly: see docs/decisions.md.
+    """
+    return pose / (1 - safe_norm(pose, keepdim=True)).clamp(min=MIN_MARGIN)
 
 
 def columns(values: Tensor) -> Tensor:
