@@ -101,21 +101,21 @@ def read_targets(
         ArgumentError: other forms, two forms that are possible, or what is no class.
     """
     tensors: dict[str, Tensor] = {}
-    known_forms = dict(forms or {})
+    form_of = dict(forms or {})
     for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
         name = TARGET_KEYS.get(key, key)
         array = to_array(rows)
         if name not in TARGET_KEYS:
             tensors[name] = torch.as_tensor(array)
             continue
-        if key not in known_forms:
-            known_forms[key] = _choose_form(array, target if name == "label" else name)
-        form = known_forms[key]
+        if key not in form_of:
+            form_of[key] = _choose_form(array, target if name == "label" else name)
+        form = form_of[key]
         encoded, classes = _encode(array, form, classes, num_classes)
         tensors[TARGET_OF_FORM[form.kind]] = encoded
     if not classes and "value" in tensors:
         classes = tuple(f"value {index}" for index in range(tensors["value"].shape[1]))
-    return Targets(classes, tensors, known_forms)
+    return Targets(classes, tensors, form_of)
 
 
 def to_array(rows: Any) -> np.ndarray:
@@ -213,18 +213,18 @@ def _encode(
                 )
             hot[index, known_indices(row, classes)] = 1
         return hot, classes
-    known = len(classes) or num_classes
+    expected = len(classes) or num_classes
     if form.kind == "masks":
-        array = _mask_indices(array, form.axis, known or 0)
+        array = _mask_indices(array, form.axis, expected or 0)
         count = max(2, int(array.max()) + 1)
     else:
         count = array.shape[1]
         if not np.isin(array, (0, 1)).all():
             raise ArgumentError("labels", f"expected 0 and 1, got {array.max():g}")
-    if known and (count > known or (count < known and form.kind != "masks")):
-        raise _count_error(known, count)
+    if expected and (count > expected or (count < expected and form.kind != "masks")):
+        raise _count_error(expected, count)
     rows = torch.from_numpy(array.astype(np.uint8))
-    classes = classes or numbered("labels", (known or count) - 1)
+    classes = classes or numbered("labels", (expected or count) - 1)
     return (rows.argmax(dim=1) if form.kind == "one_hot" else rows), classes
 
 
