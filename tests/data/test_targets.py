@@ -19,6 +19,7 @@ HALF = np.stack([MASK > 0, MASK == 0])
         (torch.tensor([[2], [0], [1]]), None, "label", [2, 0, 1], "012"),
         (np.array([1.0, 0.0]), None, "label", [1, 0], "01"),
         (np.array(["b", "a"], dtype=object), None, "label", [1, 0], "ab"),
+        (np.array([1, 0], dtype=object), None, "label", [1, 0], "01"),
         (torch.eye(3)[[2, 0]], None, "label", [2, 0], "012"),
         (torch.eye(3)[[2, 0]], "labels", "labels", [[0, 0, 1], [1, 0, 0]], "012"),
         ([[True, False], [False, True]], None, "label", [0, 1], "01"),
@@ -65,7 +66,7 @@ def test_each_form_becomes_the_target_that_it_says(labels, target, name, rows, c
         (np.eye(3)[:, [0, 0, 1]], {"num_classes": 4}, "expected 4 classes, .* num_classes=3"),
         (np.ones((2, 3)), {"num_classes": 2}, "expected 2 classes, .* num_classes=3"),
         (MASKS, {"num_classes": 2}, "expected 2 classes, as the model has, got 3"),
-        (MASKS * 100, {}, "classes 0 to 32 or 0 and 255 alone, got 0 to 200"),
+        (MASKS * 100, {}, r"classes 0 to 32 or 0 and 255 alone, got \[0, 200\]"),
         (MASKS / 2, {}, "expected masks of whole numbers"),
         (np.zeros((2, 3, 4, 3)), {}, r"got \[2, 3, 4, 3\], where none of them do"),
         (np.eye(2)[np.arange(4).reshape(2, 2) % 2][:, :, None], {}, "where both of them do"),
@@ -75,6 +76,8 @@ def test_each_form_becomes_the_target_that_it_says(labels, target, name, rows, c
             r"expected classes \[n\], 0 and 1 .* got \[2, 2, 2, 2, 2\]",
         ),
         ([1, -1], {}, "expected whole numbers from 0, or names"),
+        ([(1, MASK), (0, MASK)], {}, "expected whole numbers from 0, or names"),
+        ([], {}, r"expected whole numbers from 0, or names, got \[\]"),
     ],
 )
 def test_what_is_no_form_or_two_is_refused_in_one_sentence(labels, options, sentence):

@@ -125,7 +125,8 @@ def to_array(rows: Any) -> np.ndarray:
     if isinstance(rows, list | tuple) and rows and isinstance(rows[0], Tensor):
         rows = list(map(to_array, rows))
     try:
-        return np.asarray(rows)
+        # Python numbers in an array of objects, such as a column of pandas, become an array again.
+        return np.asarray(rows.tolist() if getattr(rows, "dtype", None) == object else rows)
     except ValueError:
         return np.fromiter(rows, dtype=object)
 
@@ -145,7 +146,7 @@ def _choose_form(array: np.ndarray, target: str | None) -> Form:
     if is_number and (target == "value" or not _is_whole(array)):
         return Form("values")
     if array.size == len(array):
-        is_list = all(isinstance(row, SEQUENCES) for row in array.flat)
+        is_list = array.dtype == object and all(isinstance(row, SEQUENCES) for row in array.flat)
         return Form("lists" if is_list else "classes")
     if np.isin(array, (0, 1)).all():
         is_single = bool((array.sum(axis=1) == 1).all())
@@ -203,7 +204,7 @@ def _encode(
         classes = classes or class_names(array, num_classes)
         return known_indices(array, classes), classes
     if form.kind == "lists":
-        lists = [np.asarray(list(row)) for row in array]
+        lists = [to_array(list(row)) for row in array]
         classes = classes or class_names(np.concatenate(lists), num_classes)
         hot = torch.zeros(len(lists), len(classes), dtype=torch.uint8)
         for index, row in enumerate(lists):
@@ -241,7 +242,7 @@ def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.n
         raise ArgumentError(
             "labels",
             f"expected masks of whole numbers, classes 0 to {largest} or 0 and 255 alone, "
-            f"got {masks.min():g} to {masks.max():g}",
+            f"got {np.unique(masks)[[0, -1]].tolist()}",
         )
     return masks
 
