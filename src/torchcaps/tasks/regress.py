@@ -76,9 +76,8 @@ class Regress(Task):
         if not self.spec.pose:
             raise ArgumentError(
                 "task",
-                "regress reads values from the poses of capsules, and expected a model that "
-                f"declares them (spec.pose) and has capsules(images), got "
-                f"{type(self.model).__name__}",
+                "regress reads values from poses, and expected a model that declares them "
+                f"(spec.pose) and has a method capsules(images), got {type(self.model).__name__}",
             )
 
     def target_facts(self, images: Dataset) -> dict[str, Any]:
@@ -91,7 +90,7 @@ class Regress(Task):
             raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
         num_values = values.shape[1]
         names = images.classes
-        if len(names) != num_values:
+        if not len(names) == len(set(names)) == num_values:
             names = tuple(f"value {index}" for index in range(num_values))
         spread = values.std(dim=0, correction=0)
         return {
@@ -133,8 +132,9 @@ class Regress(Task):
             return pose[:, 0, :num_values]
         raise ArgumentError(
             "model",
-            f"expected {num_values} capsules, one for each value (num_classes={num_values}), or one "
-            f"whose pose has a number for each (num_classes=1), got {num_capsules} of {dim} numbers",
+            f"expected one capsule whose pose has a number for each of {num_values} values "
+            f"(num_classes=1), or a capsule for each (num_classes={num_values}), got "
+            f"[capsules={num_capsules}, pose={dim}]",
         )
 
     def _compute_loss(self, predicted: Tensor, true: Tensor, fraction_trained: float) -> Tensor:
@@ -206,7 +206,7 @@ class Regress(Task):
                 tuple(rows),
             ),
             ReportItem(
-                "mistakes",
+                "errors",
                 "Largest errors",
                 "The test images with the largest errors, the largest first, each with the value "
                 "that is furthest from the truth. The error is in standard deviations of the "

@@ -98,8 +98,9 @@ def value_figures(
         "mae": errors.abs().mean(dim=0),
         "rmse": squares.sqrt(),
     }
-    rows = torch.stack([*figures.values()], dim=1).tolist()
-    per_value = {name: dict(zip(figures, row, strict=True)) for name, row in zip(names, rows)}
+    per_value = {}
+    for index, name in enumerate(names):
+        per_value[name] = {figure: column[index].item() for figure, column in figures.items()}
     means = {name: column.mean().item() for name, column in figures.items()}
     return ValueFigures(
         **means,
