@@ -163,6 +163,35 @@ def test_a_test_label_beyond_the_training_classes_is_refused(save):
     assert_refused("labels: expected one of 0, 1, 2, 3, got 4", path, "test")
 
 
+HOT = np.eye(4, dtype=np.uint8)[LABELS] + np.eye(4, dtype=np.uint8)[(LABELS + 1) % 4]
+INK = (IMAGES > 100).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("labels", "target", "rows"),
+    [
+        ({"labels": HOT}, "labels", HOT),
+        ({"labels": LABELS / 8}, "value", LABELS[:, None] / 8),
+        ({"masks": 255 * INK[..., None]}, "mask", INK),
+        ({"labels": LABELS.astype(float)}, "label", LABELS),
+    ],
+)
+def test_targets_of_other_tasks_are_read_and_split(save, labels, target, rows):
+    path = save(images=IMAGES, **labels)
+    stored = {image.tobytes(): row.tolist() for image, row in zip(IMAGES, rows, strict=True)}
+    for split, count in (("train", 16), ("test", 4)):
+        images = load_dataset(path, split)
+        assert [*images.targets] == [target]
+        assert len(images) == count
+        for image, row in zip(images.images.numpy(), images.targets[target], strict=True):
+            assert stored.pop(image.tobytes()) == row.tolist()
+
+
+def test_labels_of_the_test_split_have_the_form_of_the_training_labels(save):
+    path = save(x_train=IMAGES, y_train=HOT, x_test=IMAGES[:4], y_test=np.eye(4)[:, ::-1])
+    assert load_dataset(path, "test").targets["labels"].tolist() == np.eye(4)[::-1].tolist()
+
+
 # Files.
 
 

@@ -104,8 +104,7 @@ def _read_labels(
     indices = numbered(str(path), len(classes) - 1) if is_numbered else classes
     try:
         read = read_targets(training_labels, indices)
-        if labels is not training_labels:
-            read = read_targets(labels, read.classes, forms=read.forms)
+        read = read_targets(labels, read.classes, forms=read.forms)
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from None
     return read._replace(classes=classes or read.classes)

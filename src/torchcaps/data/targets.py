@@ -101,21 +101,21 @@ def read_targets(
         ArgumentError: other forms, two forms that are possible, or what is no class.
     """
     tensors: dict[str, Tensor] = {}
-    known_forms = dict(forms or {})
+    form_of = dict(forms or {})
     for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
         name = TARGET_KEYS.get(key, key)
         array = to_array(rows)
         if name not in TARGET_KEYS:
             tensors[name] = torch.as_tensor(array)
             continue
-        if key not in known_forms:
-            known_forms[key] = _choose_form(array, target if name == "label" else name)
-        form = known_forms[key]
+        if key not in form_of:
+            form_of[key] = _choose_form(array, target if name == "label" else name)
+        form = form_of[key]
         encoded, classes = _encode(array, form, classes, num_classes)
         tensors[TARGET_OF_FORM[form.kind]] = encoded
     if not classes and "value" in tensors:
         classes = tuple(f"value {index}" for index in range(tensors["value"].shape[1]))
-    return Targets(classes, tensors, known_forms)
+    return Targets(classes, tensors, form_of)
 
 
 def to_array(rows: Any) -> np.ndarray:
@@ -123,31 +123,32 @@ def to_array(rows: Any) -> np.ndarray:
     if isinstance(rows, Tensor):
         return rows.detach().cpu().numpy()
     if isinstance(rows, list | tuple) and rows and isinstance(rows[0], Tensor):
-        rows = [row.detach().cpu().numpy() for row in rows]
+        rows = list(map(to_array, rows))
     try:
-        return np.asarray(rows)
+        # Python numbers in an array of objects, such as a column of pandas, become an array again.
+        return np.asarray(rows.tolist() if getattr(rows, "dtype", None) == object else rows)
     except ValueError:
-        array = np.empty(len(rows), dtype=object)
-        for index, row in enumerate(rows):
-            array[index] = row
-        return array
+        return np.fromiter(rows, dtype=object)
+
+
+def _is_whole(array: np.ndarray) -> bool:
+    """Whether all are whole numbers."""
+    kind = array.dtype.kind
+    return kind in "biu" or (kind == "f" and bool((array == np.rint(array)).all()))
 
 
 def _choose_form(array: np.ndarray, target: str | None) -> Form:
     """The form of all rows; `target` is what the task takes, if known."""
     shape = list(array.shape)
     is_number = array.dtype.kind in "biuf"
-    is_whole = is_number and bool((array == np.rint(array)).all())
-    is_flat = array.ndim == 1 or (array.ndim == 2 and shape[1] == 1)
-    if is_number and array.ndim <= 2 and (target == "value" or not is_whole):
+    if array.ndim not in (1, 2):
+        return Form("masks", _class_axis(array))
+    if is_number and (target == "value" or not _is_whole(array)):
         return Form("values")
-    if is_flat and all(isinstance(row, SEQUENCES) for row in array.flat):
-        return Form("lists")
-    if is_flat:
-        return Form("classes")
-    if array.ndim == 2 and not is_number:
-        return Form("lists")
-    if array.ndim == 2 and np.isin(array, (0, 1)).all():
+    if array.size == len(array):
+        is_list = array.dtype == object and all(isinstance(row, SEQUENCES) for row in array.flat)
+        return Form("lists" if is_list else "classes")
+    if np.isin(array, (0, 1)).all():
         is_single = bool((array.sum(axis=1) == 1).all())
         if is_single and shape[1] == 2 and array.dtype.kind in "iu" and target != "label":
             raise ArgumentError(
@@ -158,50 +159,37 @@ def _choose_form(array: np.ndarray, target: str | None) -> Form:
                 "numpy.eye(2, dtype=bool)[labels].reshape(-1, 4)",
             )
         return Form("one_hot" if is_single and target != "labels" else "hot")
-    if array.ndim == 2 and target == "labels":
+    if not is_number or target == "labels":
         return Form("lists")
-    if array.ndim == 2 and array.dtype.kind == "f":
+    if array.dtype.kind == "f":
         return Form("values")
-    if array.ndim == 2:
-        places, count = shape[1], int(array.max()) + 1
-        raise ArgumentError(
-            "labels",
-            f"whole numbers {shape} can be read in several ways: give 0 and 1 [n, classes] for "
-            "the classes that an image shows; floats for values to predict; and for a string in "
-            "its order 0 and 1 for each place and number, as "
-            f"numpy.eye({count}, dtype=bool)[labels].reshape(-1, {places * count})",
-        )
-    if array.ndim == 3:
-        return Form("masks")
-    if array.ndim == 4:
-        return Form("masks", _class_axis(array))
+    places, count = shape[1], int(array.max()) + 1
     raise ArgumentError(
         "labels",
-        "expected classes [n], 0 and 1 [n, classes], values [n, values], or masks "
-        f"[n, height, width], got {shape}",
+        f"whole numbers {shape} can be read in several ways: give 0 and 1 [n, classes] for the "
+        "classes that an image shows; floats for values to predict; and for a string in its order "
+        f"0 and 1 for each place and number, as numpy.eye({count}, dtype=bool)[labels].reshape(-1, "
+        f"{places * count})",
     )
 
 
-def _class_axis(masks: np.ndarray) -> int:
-    """The axis of masks of 4 axes that has length 1, or a 1 for the class of each pixel."""
-    axes = [axis for axis in (1, 3) if masks.shape[axis] == 1]
-    if not axes:
-        is_shown = masks > 0
-        is_binary = len(np.unique(masks)) <= 2
-        axes = [axis for axis in (1, 3) if is_binary and (is_shown.sum(axis=axis) == 1).all()]
+def _class_axis(masks: np.ndarray) -> int | None:
+    """The axis of masks that is none of space: of length 1, or with a 1 for the class."""
+    if masks.ndim == 3:
+        return None
+    axes = []
+    if masks.ndim == 4:
+        axes = [axis for axis in (1, 3) if masks.shape[axis] == 1]
+        if not axes and len(np.unique(masks)) == 2:
+            axes = [axis for axis in (1, 3) if ((masks > 0).sum(axis=axis) == 1).all()]
     if len(axes) == 1:
         return axes[0]
-    shape = list(masks.shape)
-    if axes:
-        raise ArgumentError(
-            "labels",
-            f"masks {shape} can be read in two ways: the classes are on axis 1 or on axis 3; give "
-            "the class of each pixel [n, height, width]",
-        )
     raise ArgumentError(
         "labels",
-        "expected masks [n, height, width], [n, 1, height, width], or [n, classes, height, width] "
-        f"with a single 1 for each pixel, got {shape}",
+        "expected classes [n], 0 and 1 [n, classes], values [n, values], or masks "
+        "[n, height, width], where an axis before or behind them may have length 1, or a single 1 "
+        f"for the class of each pixel, got {list(masks.shape)}, where "
+        f"{'both' if axes else 'none'} of them do",
     )
 
 
@@ -210,18 +198,13 @@ def _encode(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """A target, and the names of its classes, which are `classes` where these are known."""
     if form.kind == "values":
-        values = torch.as_tensor(array).float().reshape(len(array), -1)
-        is_finite = values.isfinite().all(dim=1)
-        if not is_finite.all():
-            index = int(is_finite.logical_not().nonzero()[0])
-            raise ArgumentError("labels", f"expected numbers, got {values[index].tolist()}")
-        return values, classes
+        return torch.as_tensor(array).float().reshape(len(array), -1), classes
     if form.kind == "classes":
         array = array.reshape(-1)
         classes = classes or class_names(array, num_classes)
         return known_indices(array, classes), classes
     if form.kind == "lists":
-        lists = [np.asarray(list(row)) for row in array]
+        lists = [to_array(list(row)) for row in array]
         classes = classes or class_names(np.concatenate(lists), num_classes)
         hot = torch.zeros(len(lists), len(classes), dtype=torch.uint8)
         for index, row in enumerate(lists):
@@ -231,52 +214,37 @@ def _encode(
                 )
             hot[index, known_indices(row, classes)] = 1
         return hot, classes
+    expected = len(classes) or num_classes
     if form.kind == "masks":
-        indices = _mask_indices(array, form.axis, max(num_classes or 0, len(classes)))
-        return torch.from_numpy(indices), _numbered(
-            max(2, int(indices.max()) + 1), num_classes, classes
-        )
-    if not np.isin(array, (0, 1)).all():
-        raise ArgumentError("labels", f"expected 0 and 1 {list(array.shape)}, got {array.max()}")
-    hot = torch.from_numpy(array.astype(np.uint8))
-    count = max(num_classes or 0, len(classes), hot.shape[1])
-    if count > hot.shape[1]:
-        raise ArgumentError(
-            "labels",
-            f"expected a column of 0 and 1 for each of {count} classes, got {hot.shape[1]}",
-        )
-    classes = _numbered(count, num_classes, classes)
-    return (hot.argmax(dim=1) if form.kind == "one_hot" else hot), classes
+        array = _mask_indices(array, form.axis, expected or 0)
+        count = max(2, int(array.max()) + 1)
+    else:
+        count = array.shape[1]
+        if not np.isin(array, (0, 1)).all():
+            raise ArgumentError("labels", f"expected 0 and 1, got {array.max():g}")
+    if expected and (count > expected or (count < expected and form.kind != "masks")):
+        raise _count_error(expected, count)
+    rows = torch.from_numpy(array.astype(np.uint8))
+    classes = classes or numbered("labels", (expected or count) - 1)
+    return (rows.argmax(dim=1) if form.kind == "one_hot" else rows), classes
 
 
 def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.ndarray:
-    """The class of each pixel, uint8 `[n, height, width]`."""
+    """The class of each pixel, `[n, height, width]`."""
     if axis is not None and masks.shape[axis] > 1:
-        return masks.argmax(axis=axis).astype(np.uint8)
+        return masks.argmax(axis=axis)
     if axis is not None:
         masks = masks.squeeze(axis)
-    if masks.dtype.kind not in "biuf" or not (masks == np.rint(masks)).all():
-        raise ArgumentError(
-            "labels", "expected masks of whole numbers, the class of each pixel, got other numbers"
-        )
     largest = max(MAX_MASK_VALUE, num_classes - 1)
     if largest < 255 and np.isin(masks, (0, 255)).all():
-        return (masks > 0).astype(np.uint8)
-    if masks.min(initial=0) < 0 or masks.max(initial=0) > largest:
+        return masks > 0
+    if not _is_whole(masks) or masks.min() < 0 or masks.max() > largest:
         raise ArgumentError(
             "labels",
-            f"expected masks of classes 0 to {largest}, or of 0 and 255 alone, "
-            f"got {masks.min():g} to {masks.max():g}",
+            f"expected masks of whole numbers, classes 0 to {largest} or 0 and 255 alone, "
+            f"got {np.unique(masks)[[0, -1]].tolist()}",
         )
-    return masks.astype(np.uint8)
-
-
-def _numbered(count: int, num_classes: int | None, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes that are known, or numbers; checked that they are enough."""
-    known = len(classes) or num_classes or count
-    if count > known:
-        raise _count_error(known, count)
-    return classes or numbered("labels", known - 1)
+    return masks
 
 
 def _count_error(expected: int, got: int) -> ArgumentError:
@@ -301,15 +269,18 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str
         ArgumentError: other labels, or names that are not as many as the model's classes.
     """
     are_names = all(isinstance(label, str) for label in labels.ravel())
-    are_numbers = labels.dtype.kind in "biuf" and bool((labels == np.rint(labels)).all())
+    are_numbers = _is_whole(labels)
     if labels.size == 0 or not (are_names or are_numbers) or (are_numbers and labels.min() < 0):
         raise ArgumentError(
             "labels", f"expected whole numbers from 0, or names, got {labels[:3].tolist()}"
         )
     if are_numbers:
-        largest = int(labels.max())
-        if labels.min() == 0 or (num_classes is not None and largest < num_classes):
-            return _numbered(largest + 1, num_classes, ())
+        count = int(labels.max()) + 1
+        expected = num_classes or count
+        if labels.min() == 0 or count <= (num_classes or 0):
+            if count > expected:
+                raise _count_error(expected, count)
+            return numbered("labels", expected - 1)
         labels = labels.astype(np.int64)
     names = sorted(map(str, np.unique(labels.astype(str)).tolist()), key=natural_key)
     if num_classes is not None and len(names) != num_classes:
@@ -325,7 +296,7 @@ def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor,
     Raises ArgumentError for a label that is none of them.
     """
     index = dict(zip(classes, range(len(classes)), strict=True))
-    if labels.dtype.kind in "bf" and (labels == np.rint(labels)).all():
+    if _is_whole(labels):
         labels = labels.astype(np.int64)
     try:
         return torch.tensor([index[str(label)] for label in labels.tolist()], dtype=torch.int64)

@@ -87,9 +87,11 @@ def fit(
             `[n, height, width]` of uint8 or floats; or a list of pictures or of their paths, which
             are brought to the model's size. A model that was trained on floats outside [0, 1] takes
             arrays only.
-        labels: where `data` is images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`
-            of images of several classes; the class of each pixel `[n, height, width]`; or a
-            mapping of targets by name, such as {"mask": masks}.
+        labels: where `data` is images alone: `[n]` whole numbers or names; of images of several
+            classes 0 and 1 `[n, classes]` or lists of classes; the class of each pixel
+            `[n, height, width]`; real numbers `[n]` or `[n, values]`; or a mapping of targets by
+            name, such as {"mask": masks}. `torchcaps.data.targets` lists all forms. Where the
+            setting `task` is open, the task follows from them.
         transform: changes each batch of training images `[batch, channels, height, width]`, floats
             on the model's device, after the augmentations of the settings; returns as many of the
             same size. What it draws from torch's global generator depends on the step and the seed
@@ -139,7 +141,6 @@ def fit(
             set_model_metadata(network, replace(known, targets=facts))
         if transform is not None:
             _add_transform(task, transform)
-        check_task(task, val_images)
         sentences = list(_model_notes(model, task, val_images, verbose))
         if config.model.init is not None:
             weights = training.initial.InitialWeights(network, config.model.init, images.classes)
@@ -183,10 +184,9 @@ def _fit_data(
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
-        read = None
-        if validation is not None:
-            read = partial(_read_set, validation, None, model, config)
-        images, val_images, notes = loader_data(data, read, config, model)
+        read = partial(_read_set, validation, None, model, config)
+        read_validation = None if validation is None else read
+        images, val_images, notes = loader_data(data, read_validation, config, model)
         return config, images, cropped(val_images, config.data.crop), notes
     images = _read_set(data, labels, model, config, target)
     notes = list(images.notes)
@@ -232,9 +232,15 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
 def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -> Iterator[str]:
     """Sentences on the part of the model that is trained, and on what its outputs are taken for.
 
-    Outputs for the first images that look like lengths of capsules, of a model that declares
-    nothing, are warned of, by `warnings` where nothing else is shown.
+    The task is checked first, and metrics that it cannot give are named. Outputs for the first
+    images that look like lengths of capsules, of a model that declares nothing, are warned of, by
+    `warnings` where nothing else is shown.
     """
+    outputs_by_name = check_task(task, images)
+    if task.config.task.metrics:
+        from torchcaps.tasks.metrics import missing_outputs
+
+        yield from missing_outputs(task.config.task.metrics, outputs_by_name)
     if task.model is unwrap(model) is not model:
         yield f"the network within {type(model).__name__} is trained without it"
     if declares(model):

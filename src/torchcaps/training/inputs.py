@@ -53,8 +53,7 @@ def expected_target(model: Any, task: str = "auto") -> str | None:
     """
     if task == "auto":
         return "labels" if spec_of(model).multilabel else None
-    targets = task_class(task, model).targets
-    return targets[0] if targets else None
+    return next(iter(task_class(task, model).targets), None)
 
 
 def is_loader(data: Any) -> bool:

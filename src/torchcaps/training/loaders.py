@@ -210,6 +210,7 @@ class LoaderBatches(DatasetBatches):
     def __init__(self, data: Any, images: Dataset, task: Task, config: TrainConfig) -> None:
         super().__init__(images, task, config)
         self.data = data
+        self.samples: Any = images.inputs
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch."""
@@ -221,7 +222,7 @@ class LoaderBatches(DatasetBatches):
         step = 0
         while group := list(islice(samples, self.config.optimizer.accumulate)):
             if step >= start:
-                forms = self.images.inputs.forms
+                forms = self.samples.forms
                 batches = [to_batch(sample, self.images.classes, forms) for sample in group]
                 yield join_batches(batches, self.task.targets)
             step += 1
@@ -229,7 +230,7 @@ class LoaderBatches(DatasetBatches):
     def _loader(self, epoch: int) -> DataLoader[Any]:
         """The loader of an epoch, counted from 0."""
         data = self.data
-        samples: Any = self.images.inputs
+        samples = self.samples
         config = self.config
         if not isinstance(data, DataLoader):
             order = samples.rows[epoch_permutation(config, epoch, self.images.labels)]
