@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__, "azimuth", threads=1)
     parser.add_argument("--category", default="animal", help="of synthnorb")
     parser.add_argument("--seeds", type=positive, default=5)
-    parser.add_argument("--epochs", type=positive, default=15, help="of each training")
+    parser.add_argument("--epochs", type=positive, default=10, help="of each training")
     options = parse(parser, arguments)
     return finish(options, {"rows": measure(options.category, options.seeds, options.epochs)})
 
