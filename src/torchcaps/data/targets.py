@@ -126,7 +126,7 @@ def to_array(rows: Any) -> np.ndarray:
         rows = list(map(to_array, rows))
     try:
         # Python numbers in an array of objects, such as a column of pandas, become an array again.
-        return np.asarray(rows.tolist() if getattr(rows, "dtype", None) == object else rows)
+        return np.asarray(rows.tolist() if str(getattr(rows, "dtype", "")) == "object" else rows)
     except ValueError:
         return np.fromiter(rows, dtype=object)
 
@@ -146,7 +146,7 @@ def _choose_form(array: np.ndarray, target: str | None) -> Form:
     if is_number and (target == "value" or not _is_whole(array)):
         return Form("values")
     if array.size == len(array):
-        is_list = array.dtype == object and all(isinstance(row, SEQUENCES) for row in array.flat)
+        is_list = array.dtype.kind == "O" and all(isinstance(row, SEQUENCES) for row in array.flat)
         return Form("lists" if is_list else "classes")
     if np.isin(array, (0, 1)).all():
         is_single = bool((array.sum(axis=1) == 1).all())
