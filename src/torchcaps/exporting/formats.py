@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ExportError
 from torchcaps.registry import Registry
+from torchcaps.reporting.api import ModelOrRun
 
 INPUT = "images"  # names in files
 OUTPUT = "activations"
@@ -32,12 +33,14 @@ class Subject:
         images: `[2, channels, height, width]`, an example of its inputs.
         metadata: for the file, ready for JSON; see docs/export.md.
         opset: version of ONNX's operators; None for the default of the converter.
+        source: what `export` was called with: a model, a run, or a file of weights.
     """
 
     model: nn.Module
     images: Tensor
     metadata: Mapping[str, Any]
     opset: int | None = None
+    source: ModelOrRun = ""
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -65,7 +68,7 @@ class ExportFormat:
     """A format of files.
 
     Attributes:
-        suffix: of its files, such as ".onnx".
+        suffix: of its files, such as ".onnx"; "" for a folder.
         write: writes a file.
         read: opens a file and returns the function that it answers with.
     """
@@ -83,17 +86,18 @@ def register_export_format(
     suffix: str,
     read: Callable[[Path], Answer],
     *,
-    reads: Iterable[str] = (),
+    reads: Iterable[str] = ("half", "int8"),
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
 
     Args:
         name: of the format.
-        suffix: of its files, such as ".onnx".
+        suffix: of its files, such as ".onnx"; "" for a folder, which only its name chooses.
         read: opens a file and returns the function that it answers with. `export` checks a file by
             it.
-        reads: "opset" if the format has versions of operators.
+        reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
+            weights so.
         replace: allow a name that is taken.
 
     Returns:
