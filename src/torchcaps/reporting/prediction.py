@@ -245,6 +245,18 @@ class Predictor:
             state["run"] = self.run.resolve()
         return state
 
+    def outcomes(self, batch: list[Input]) -> list[Row | DataError]:
+        """Predictions and errors of inputs, in their order.
+
+        Args:
+            batch: what goes through the model together; of a task of pixels, one input.
+
+        Returns:
+            The prediction of each, or why it cannot be read.
+        """
+        preprocess = model_metadata(self.task.model).preprocess
+        return self._predict(_decode(preprocess, self.task.is_dense, batch))
+
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
         task = self.task
