@@ -54,8 +54,6 @@ def export(
     for name, figure in exported.to_dict().items():
         rows.append([name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)])
     if push is not None:
-        from torchcaps.exporting.hub import push as upload
-
-        note(f"uploaded to {upload(exported, push, private=private)}")
+        note(f"uploaded to {tc.exporting.push(exported.path, push, private=private)}")
     show(json, exported.to_dict(), rows)
     return 0
