@@ -162,7 +162,7 @@ def test_a_segmentation_network_gives_maps(tmp_path):
 def test_a_program_is_for_batches_of_any_size(name):
     """Such as `len(x)`, which is a number of Python, would make it one for a fixed size."""
     model = small_model(name, **SMALL.get(name, {}))
-    program = Subject(model, torch.rand(2, *model.image_shape), {}).program
+    program = Subject(model, torch.rand(2, *model.image_shape), {}, model).program
     images = torch.rand(5, *model.image_shape)
     with torch.no_grad():
         torch.testing.assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-4)
@@ -250,7 +250,7 @@ def test_digamma_in_operators_of_onnx(tmp_path):
             return torch.digamma(images)
 
     path = tmp_path / "digamma.onnx"
-    write_onnx(Subject(Digamma(), torch.ones(2, 1), {}), path)
+    write_onnx(Subject(Digamma(), torch.ones(2, 1), {}, Digamma()), path)
     x = np.concatenate([np.geomspace(0.5, 1e30, 20_000), np.linspace(0.5, 20, 20_000)])
     x = x.astype(np.float32).reshape(-1, 1)
     expected = true_digamma(x.astype(np.float64))

@@ -232,7 +232,7 @@ def write_saved(subject, path):
     """A program, and where it came from."""
     with path.open("wb") as file:
         torch.export.save(subject.program, file)
-    Path("exported.txt").write_text(f"{subject.source} {subject.metadata['classes']}")
+    Path("exported.txt").write_text(f"{subject.origin} {subject.metadata['classes']}")
 
 
 @register_measure()

@@ -43,8 +43,7 @@ def export(
 
     if output is None:
         format = format or "onnx"
-        suffix = EXPORT_FORMATS[format].suffix
-        output = tc.reporting.evaluation_folder(run) / (f"model{suffix}" if suffix else format)
+        output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
     if opset is not None and format == "torch":
         raise UsageError("--opset: the format torch has none")
     if push is not None and format != "hub":

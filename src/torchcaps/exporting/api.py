@@ -146,7 +146,7 @@ def export(
     with atomic(path) as partial:
         start = perf_counter()
         export_format = EXPORT_FORMATS[name]
-        export_format.write(Subject(stored, images[0][:2], metadata, opset, model_or_run), partial)
+        export_format.write(Subject(stored, images[0][:2], metadata, model_or_run, opset), partial)
         seconds = perf_counter() - start
         answer = export_format.read(partial)
         difference = largest_difference(_answers_of_file(answer, images, expected), expected)

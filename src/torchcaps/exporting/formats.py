@@ -32,15 +32,15 @@ class Subject:
         model: in eval mode, on the CPU, with the weights as the file keeps them.
         images: `[2, channels, height, width]`, an example of its inputs.
         metadata: for the file, ready for JSON; see docs/export.md.
+        origin: the model, or the run or file of weights, that it comes from.
         opset: version of ONNX's operators; None for the default of the converter.
-        source: what `export` was called with: a model, a run, or a file of weights.
     """
 
     model: nn.Module
     images: Tensor
     metadata: Mapping[str, Any]
+    origin: ModelOrRun
     opset: int | None = None
-    source: ModelOrRun = ""
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -71,11 +71,13 @@ class ExportFormat:
         suffix: of its files, such as ".onnx"; "" for a folder.
         write: writes a file.
         read: opens a file and returns the function that it answers with.
+        file: where it is written by default, within the folder of a run.
     """
 
     suffix: str
     write: Callable[[Subject, Path], None]
     read: Callable[[Path], Answer]
+    file: str
 
 
 EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
@@ -87,6 +89,7 @@ def register_export_format(
     read: Callable[[Path], Answer],
     *,
     reads: Iterable[str] = ("half", "int8"),
+    file: str = "",
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
@@ -98,6 +101,8 @@ def register_export_format(
             it.
         reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
             weights so.
+        file: where it is written by default, within the folder of a run; "model" and the suffix
+            unless given.
         replace: allow a name that is taken.
 
     Returns:
@@ -108,7 +113,7 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        export_format = ExportFormat(suffix, write, read)
+        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}")
         EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
         return write
 

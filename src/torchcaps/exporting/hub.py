@@ -79,7 +79,7 @@ def read_hub(path: Path) -> Answer:
     return answer
 
 
-@register_export_format("hub", "", read_hub, reads=("half",))
+@register_export_format("hub", "", read_hub, reads=("half",), file="hub")
 def write_hub(subject: Subject, path: Path) -> None:
     """Write a folder; its config.json is the metadata.
 
@@ -91,7 +91,7 @@ def write_hub(subject: Subject, path: Path) -> None:
         ArgumentError: huggingface_hub is missing, or a model that `torchcaps.save` does not take.
     """
     _check_package("format")
-    network = load_model(subject.source)
+    network = load_model(subject.origin)
     save(network, path)
     if subject.metadata["weights"] == "float16":
         tensors, description = load_tensors(path / MODEL_FILE)
@@ -160,8 +160,9 @@ def _make_card(subject: Subject, network: nn.Module) -> str:
     figures = {}
     results = []
     pipeline = PIPELINES[spec_of(network).is_dense]
-    if not isinstance(subject.source, nn.Module) and is_run(subject.source):
-        run = Run.open(subject.source)
+    origin = subject.origin
+    if not isinstance(origin, nn.Module) and is_run(Path(origin)):
+        run = Run.open(Path(origin))
         training = run.config.training
         data = Path(run.config.data.name).stem  # where it lies is for nobody else
         facts |= {

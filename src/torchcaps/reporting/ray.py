@@ -116,18 +116,23 @@ def stream(
     try:
         ray.init(address, log_to_driver=False, logging_level="error", **here)
         resources = ray.cluster_resources()
-        has_gpus = predictor.device != "cpu" and "GPU" in resources
+        device = predictor.device
+        if device == "auto":
+            device = "cuda" if "GPU" in resources else "cpu"
+        kind = "CPU" if device == "cpu" else "GPU"
+        if kind not in resources:
+            raise ArgumentError("device", f"expected cpu, as Ray has no GPU here, got {device}")
         context = DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
         outcomes = from_arrow(tables).map_batches(
             Worker,
             batch_size=1 if predictor.task.is_dense else predictor.batch_size,
-            compute=ActorPoolStrategy(size=workers or int(resources["GPU" if has_gpus else "CPU"])),
-            num_gpus=int(has_gpus),
+            compute=ActorPoolStrategy(size=workers or int(resources[kind])),
+            num_gpus=int(kind == "GPU"),
             fn_constructor_args=(
                 predictor,
-                "cuda" if has_gpus else "cpu",
+                device,
                 files,
                 plugins.imported(),
             ),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +343,7 @@ def load(
     return model.to(device).eval()
 
 
-def local_path(path: str | Path) -> Path:
+def local_path(path: str | PathLike[str]) -> Path:
     """A path as it is; of "hf:OWNER/NAME@REVISION" that of the folder which huggingface_hub keeps.
 
     Raises RunError where it cannot be fetched.
