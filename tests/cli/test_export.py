@@ -22,7 +22,7 @@ def test_the_ending_of_the_output_is_the_format(command, run, tmp_path):
 
 def test_a_folder_goes_to_the_hub(command, run, monkeypatch):
     calls = []
-    monkeypatch.setattr("torchcaps.exporting.push", lambda *given, **options: calls.append(given))
+    monkeypatch.setattr("torchcaps.exporting.push", lambda *call, **options: calls.append(call))
     assert command("export", run, "--push", "me/bars").status == 2
     outcome = command("export", run, "--format", "hub", "--push", "me/bars")
     assert outcome.status == 0

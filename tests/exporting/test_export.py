@@ -262,11 +262,11 @@ def largest_error(path, model, images):
     """The largest difference of a file's outputs from the model's; classes are the same."""
     with torch.no_grad():
         expected = model(images).numpy()
-    given = read_onnx(path)(images.numpy())
+    answers = read_onnx(path)(images.numpy())
     two_largest = np.sort(expected, axis=1)[:, -2:]
     is_clear = two_largest[:, 1] - two_largest[:, 0] > 2e-5
-    assert (given.argmax(1) == expected.argmax(1))[is_clear].all()
-    return np.abs(given - expected).max()
+    assert (answers.argmax(1) == expected.argmax(1))[is_clear].all()
+    return np.abs(answers - expected).max()
 
 
 @pytest.mark.slow
@@ -300,11 +300,11 @@ def test_trained_weights_on_real_images(name, ending, tmp_path, shared_data):
     with torch.no_grad():
         expected = model(images)
     for size in (1, 3, 64, 1000):
-        given = torch.cat([torch.from_numpy(answer(part.numpy())) for part in images.split(size)])
-        torch.testing.assert_close(given, expected, atol=1e-5, rtol=0)
-        assert (given.argmax(1) == expected.argmax(1)).all()
+        answers = torch.cat([torch.from_numpy(answer(part.numpy())) for part in images.split(size)])
+        torch.testing.assert_close(answers, expected, atol=1e-5, rtol=0)
+        assert (answers.argmax(1) == expected.argmax(1)).all()
     for options in ({"half": True}, {"int8": True}):
         smaller = export(model, tmp_path / f"smaller{ending}", **options)
         assert smaller.bytes < exported.bytes
-        given = torch.from_numpy(READERS[ending](smaller.path)(images.numpy()))
-        assert (given.argmax(1) == expected.argmax(1)).sum() >= 995
+        answers = torch.from_numpy(READERS[ending](smaller.path)(images.numpy()))
+        assert (answers.argmax(1) == expected.argmax(1)).sum() >= 995

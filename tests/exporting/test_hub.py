@@ -105,8 +105,8 @@ def test_weights_in_half_the_bits(tmp_path):
     assert dtypes == {"F16"}
     images = torch.rand(5, *model.image_shape)
     with torch.no_grad():
-        given = tc.load(tmp_path / "half")(images)
-        torch.testing.assert_close(given, model(images), atol=2 * exported.loss + 1e-6, rtol=0)
+        answers = tc.load(tmp_path / "half")(images)
+        torch.testing.assert_close(answers, model(images), atol=2 * exported.loss + 1e-6, rtol=0)
     card = (tmp_path / "half" / "README.md").read_text()
     assert "- weights: float16" in card and "The run has no evaluation." in card
 

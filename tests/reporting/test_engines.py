@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,10 @@ def descendants(pid, word):
     """Processes below one whose command lines have this word, and their peak memory in kB."""
     pids = children()
     peaks = {}
-    below = [pid]
-    while below:
-        for child in pids.get(below.pop(), ()):
-            below.append(child)
+    pending = [pid]
+    while pending:
+        for child in pids.get(pending.pop(), ()):
+            pending.append(child)
             try:
                 if word in Path(f"/proc/{child}/cmdline").read_text():
                     peaks[child] = peak_memory(child)
@@ -118,14 +119,14 @@ def ray(monkeypatch):
 @needs_processes
 @pytest.mark.slow
 def test_ray_loses_and_doubles_nothing_when_a_worker_is_killed(ray, run, photos, tmp_path):
-    few, _ = predict_by_ray(run, photos(COUNT // 10), tmp_path / "few.parquet")
-    many, workers = predict_by_ray(run, photos(COUNT), tmp_path / "many.parquet", kills=True)
+    base, _ = predict_by_ray(run, photos(COUNT // 10), tmp_path / "few.parquet")
+    peak, workers = predict_by_ray(run, photos(COUNT), tmp_path / "many.parquet", kills=True)
     assert workers == 3
     table = parquet.read_table(tmp_path / "many.parquet")
     assert len(table) == COUNT
     assert table.equals(expected_rows(run, photos(COUNT), tmp_path / "one.parquet"))
-    print(f"memory of 20,000 pictures / of 2,000: {many / few:.3f}")
-    assert many <= MEMORY * few
+    print(f"memory of 20,000 pictures / of 2,000: {peak / base:.3f}")
+    assert peak <= MEMORY * base
 
 
 def test_ray_takes_runs_and_files(ray, run, photos, tmp_path, monkeypatch):
@@ -135,7 +136,7 @@ def test_ray_takes_runs_and_files(ray, run, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     predictor = Predictor(run, batch_size=5, top_k=2, unknown_below="auto")
     outcomes = []
-    for rows in (predictor.stream, lambda *given: stream(predictor, *given, workers=1)):
+    for rows in (predictor.stream, partial(stream, predictor, workers=1)):
         errors = []
         outcomes.append((list(rows(["photos", "absent.png"], errors.append)), map(str, errors)))
     assert outcomes[0][0] == outcomes[1][0]
@@ -187,8 +188,8 @@ def predict_by_spark(run, folder, output, kills=False):
 def test_spark_loses_and_doubles_nothing_when_a_worker_is_killed(run, photos, tmp_path):
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     assert len(EXAMPLE.read_text().splitlines()) <= 40
-    few, _ = predict_by_spark(run, photos(COUNT // 10), tmp_path / "few")
-    many, workers = predict_by_spark(run, photos(COUNT), tmp_path / "many", kills=True)
+    base, _ = predict_by_spark(run, photos(COUNT // 10), tmp_path / "few")
+    peak, workers = predict_by_spark(run, photos(COUNT), tmp_path / "many", kills=True)
     assert workers >= 3
     table = parquet.read_table(tmp_path / "many").sort_by("path")
     expected = expected_rows(run, photos(COUNT), tmp_path / "one.parquet")
@@ -197,5 +198,5 @@ def test_spark_loses_and_doubles_nothing_when_a_worker_is_killed(run, photos, tm
     assert table["activation"].to_numpy() == pytest.approx(
         expected["activation"].to_numpy(), abs=1e-6
     )
-    print(f"memory of 20,000 pictures / of 2,000: {many / few:.3f}")
-    assert many <= MEMORY * few
+    print(f"memory of 20,000 pictures / of 2,000: {peak / base:.3f}")
+    assert peak <= MEMORY * base
