@@ -114,7 +114,7 @@ def stream(
     here = {} if address is not None else {"num_cpus": workers or None, "include_dashboard": False}
     getLogger("ray.data").setLevel(ERROR)  # else it tells of itself
     try:
-        ray.init(address, log_to_driver=False, logging_level="error", **here)
+        ray.init(address or "local", log_to_driver=False, logging_level="error", **here)
         resources = ray.cluster_resources()
         device = predictor.device
         if device == "auto":
