@@ -30,7 +30,7 @@ from torchcaps.errors import ArgumentError, DataError, RunError, check_range
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
-from torchcaps.training.checkpoint import load
+from torchcaps.training.checkpoint import load, local_path
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
 from torchcaps.types import find_network, model_metadata
@@ -109,7 +109,8 @@ class Predictor:
     "probabilities", of sum 1 over all classes.
 
     Args:
-        run: a run, or its folder; a file of weights; or a model with `.preprocess`.
+        run: a run, or its folder; a file of weights; "hf:OWNER/NAME"; or a model with
+            `.preprocess`.
         device: "cpu", "cuda", ...; "auto" takes the best there is, and leaves a module where it is.
         batch_size: number of pictures that are read at a time, at least 1.
         top_k: number of classes in "activations" and "probabilities"; None for all.
@@ -149,7 +150,7 @@ class Predictor:
                 raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
             check_range("unknown_below", below, low=0, high=1)
         if not isinstance(self.run, nn.Module):
-            self.run = Path(self.run)
+            self.run = local_path(self.run)
             if not self.run.exists():
                 raise RunError(f"{self.run}: no such run folder or model file")
 
@@ -243,6 +244,18 @@ class Predictor:
         if isinstance(self.run, Path):
             state["run"] = self.run.resolve()
         return state
+
+    def outcomes(self, batch: list[Input]) -> list[Row | DataError]:
+        """Predictions and errors of inputs, in their order.
+
+        Args:
+            batch: what goes through the model together; of a task of pixels, one input.
+
+        Returns:
+            The prediction of each, or why it cannot be read.
+        """
+        preprocess = model_metadata(self.task.model).preprocess
+        return self._predict(_decode(preprocess, self.task.is_dense, batch))
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
