@@ -51,6 +51,9 @@ class CapsuleHead(nn.Module):
             map then has at most as many rows and columns as the root of this number.
         **routing_options: of the router of that name, such as `iterations=2`.
 
+    Attributes:
+        options: all arguments but the numbers of features and classes, by name.
+
     Shapes:
         input `[batch, in_features, height, width]`, `[batch, length, in_features]` or
         `[batch, in_features]`; output Capsules with pose `[batch, num_classes, dim]` and activation
@@ -89,6 +92,8 @@ class CapsuleHead(nn.Module):
         self.num_classes = num_classes
         self.types = types
         self.max_positions = max_positions
+        sizes = {"types": types, "dim": dim, "max_positions": max_positions}
+        self.options = {"routing": routing} | sizes | routing_options
         router = create_router(routing, **routing_options)
         self.activation = router.activation
         self.norm = nn.LayerNorm(in_features)
@@ -114,7 +119,7 @@ class CapsuleHead(nn.Module):
             ArgumentError: features of another shape or type.
         """
         check_features(features, self.in_features)
-        x = self.norm(_as_map(pool_positions(features, self.max_positions)))
+        x = self.norm(as_map(pool_positions(features, self.max_positions)))
         pose = self.primary(_with_places(x)).unflatten(-1, (self.types, -1))
         if self.activation == "length":
             return self.class_capsules(squash_with_length(pose))
@@ -161,7 +166,7 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
     return features
 
 
-def _as_map(features: Tensor) -> Tensor:
+def as_map(features: Tensor) -> Tensor:
     """Features at their positions, `[batch, rows, columns, features]`.
 
     Of a sequence they are a map of one row, of a vector one position.

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.data.files import decode_batches
 from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
+from torchcaps.data.pixels import array_images, to_channels
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range
@@ -83,8 +84,7 @@ def predict(
     Raises:
         RunError: for no run.
         DataError: for a path that is absent, holds no image, or cannot be read as one.
-        ArgumentError: for a model without preprocessing, an option that does not fit the model, or
-            arrays for a task of pixels.
+        ArgumentError: for a model without preprocessing, or an option that does not fit the model.
 
     Example:
         >>> [row] = tc.predict("runs/capsnet-digits", "photo.png")
@@ -199,7 +199,7 @@ class Predictor:
         preprocess = model_metadata(self.task.model).preprocess
         elements = list_inputs(inputs, preprocess)
         if is_dense:
-            elements = _name_outputs(elements, self.task)
+            elements = _name_outputs(elements)
         shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
         decode = partial(_decode, preprocess, is_dense)
         for batch in decode_batches(decode, shares, self.workers, "inputs"):
@@ -340,13 +340,12 @@ def _complete(rows: list[Row], predictor: Predictor) -> list[Row]:
     return completed_rows
 
 
-def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
+def _name_outputs(elements: Iterator[Input]) -> Iterator[Input]:
     """The inputs of a task of pixels with names for the files that are drawn of them."""
     unique_name = UniqueNames()
-    for element in elements:
-        if element.name is None:
-            raise ArgumentError("inputs", f"the task {task.name} takes image files")
-        yield element._replace(output_name=unique_name(Path(element.name).stem))
+    for index, element in enumerate(elements):
+        stem = f"image_{index}" if element.name is None else Path(element.name).stem
+        yield element._replace(output_name=unique_name(stem))
 
 
 def _batches(elements: Iterator[Input], size: int) -> Iterator[list[Input]]:
@@ -367,7 +366,10 @@ def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[
         try:
             if isinstance(source, DataError):
                 pass
-            elif is_dense:
+            elif is_dense and isinstance(source, np.ndarray | Tensor) and preprocess.is_picture:
+                pixels = array_images("image", np.asarray(source)[None])
+                source = to_channels(pixels, preprocess.in_chans)[0].numpy()
+            elif is_dense and preprocess.is_picture:
                 source = decode_image(source, None, preprocess.in_chans, name=element.name).numpy()
             else:
                 source = preprocess(source, element.name).numpy()

@@ -130,6 +130,7 @@ def build_model(
         classes=classes,
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
+        targets=description.get("targets", {}),
     )
     if builder is not None:
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
@@ -287,6 +288,8 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         ) from error
     task = spec_of(model).task if metadata.task == "auto" else metadata.task
     description = describe_model(name, options, classes, preprocess, task)
+    if metadata.targets:
+        description["targets"] = metadata.targets
     if metadata.builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
     return description
