@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_floating, check_shape
@@ -110,7 +110,16 @@ class RoutingContext:
 
 
 # What `Votes.bind` copies: the attributes of all votes.
-ATTRIBUTES = ("context", "children", "field", "parents", "dim", "bias", "autocast_dtype")
+ATTRIBUTES = (
+    "context",
+    "children",
+    "field",
+    "parents",
+    "dim",
+    "bias",
+    "autocast_dtype",
+    "present",
+)
 
 
 class Votes(ABC):
@@ -131,6 +140,8 @@ class Votes(ABC):
     Attributes:
         context: what the call that these votes are bound to needs.
         recomputable: whether `with_children` can make the votes of some of the samples.
+        present: which children of the map are present, `[batch, *space, n]`, if a caller said so;
+            see `masked`.
         autocast_dtype: type of matrix products under the caller's autocast, or None. Everything
             else is computed in full precision.
         added: names of the attributes that a subclass sets besides, which `bind` copies too.
@@ -138,6 +149,7 @@ class Votes(ABC):
 
     context = RoutingContext()
     recomputable = False
+    present: Tensor | None = None
     added: tuple[str, ...] = ()
     _memo: dict[str, Tensor] | None = None
 
@@ -167,16 +179,34 @@ class Votes(ABC):
         """
         return self._copy(context=context)
 
-    def with_children(self, children: Capsules) -> Self:
+    def with_children(self, children: Capsules, present: Tensor | None = None) -> Self:
         """The votes of other samples; for votes that are `recomputable`.
 
         Args:
             children: capsules `[batch, *space, types]` of any batch.
+            present: which of them are present, `[batch, *space, types]`; None for all.
 
         Returns:
             The votes of these children.
         """
-        return self._copy(children=children)
+        return self._copy(children=children, present=present)
+
+    def masked(self, mask: Bool[Tensor, "batch *space n"]) -> Self:
+        """The same votes without some children, as if they were not there.
+
+        Args:
+            mask: True for children that are present.
+
+        Returns:
+            Votes in which the others have poses, activations and couplings of zero, whatever
+            numbers they came with.
+        """
+        pose, activation = self.children
+        children = Capsules(
+            pose.masked_fill(~mask.unsqueeze(-1), 0),
+            activation.masked_fill(~mask, 0),
+        )
+        return self.with_children(children, mask)
 
     @property
     def pose(self) -> Float[Tensor, "batch *positions i in_dim"]:
@@ -191,10 +221,13 @@ class Votes(ABC):
 
     @property
     def mask(self) -> Float[Tensor, "#batch *positions i"] | None:
-        """1 for children on the map, 0 for padding; None without padding.
+        """1 for children that are present, 0 for padding; None without padding.
 
         A router that counts children needs it: padding has poses and votes of zeros.
         """
+        if self.present is not None:
+            present = self.present.to(full_precision(self.children.activation))
+            return self._memoized("mask", lambda: self.field.gather(present))
         mask = self.field.mask(self.count // self.field.count(1))
         return None if mask is None else to_device(mask, self.children.activation.device)
 
@@ -202,6 +235,14 @@ class Votes(ABC):
     def count(self) -> int:
         """Number of children of each position, i."""
         return self.field.count(self.children.activation.shape[-1])
+
+    @property
+    def num_voters(self) -> Float[Tensor, "batch *positions 1 1"] | int:
+        """Number of children, `count`; of masked votes that of the present ones, at least 1."""
+        if self.present is None:
+            return self.count
+        total = self.field.gather(self.present).sum(dim=-1).clamp(min=1)
+        return total.to(full_precision(self.children.activation))[..., None, None]
 
     def dense(self) -> Float[Tensor, "batch *positions i j d"]:
         """Every vote, stored, in full precision."""
@@ -268,13 +309,18 @@ class Votes(ABC):
         like = self._zeros() if logits is None else logits
         if self.context.fixed is not None:
             logits = self.context.fixed.make_logits(like)
+        mask = self.mask
+        if self.present is not None and (over == "children" or self.field.convention == "patch"):
+            # Children compete with each other there: absent ones must lose.
+            lowest = torch.finfo(like.dtype).min
+            logits = torch.zeros_like(like) if logits is None else logits
+            logits = logits.masked_fill(mask.unsqueeze(-1) == 0, lowest)
         if logits is None and over == "parents" and not leaky:
             coupling = self.field.initial_coupling(like)
         else:
             logits = torch.zeros_like(like) if logits is None else logits
             is_over_parents = over == "parents"
             coupling = self.field.softmax(logits, leaky) if is_over_parents else logits.softmax(-2)
-        mask = self.mask
         if mask is not None:
             coupling = coupling * mask.to(coupling).unsqueeze(-1)
         if self.context.trace is not None:

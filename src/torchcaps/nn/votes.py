@@ -209,15 +209,17 @@ class _LazyFactorizedVotes(Votes):
         self.factor = full_precision(module.factor)
         self.mix = full_precision(module.mix)
         self.offset = full_precision(module.offset)
-        self.scale = self.count**-0.5 if module.scale is None else module.scale
+        self.scale = module.scale
+
+    def _scaled(self) -> Tensor:
+        scale = self.num_voters**-0.5 if self.scale is None else self.scale
+        return full_precision(self.pose) * scale
 
     def _compute(self) -> Tensor:
-        poses = full_precision(self.pose).unsqueeze(-2) * self.scale
-        return (poses * self.factor) @ self.mix + self.offset
+        return (self._scaled().unsqueeze(-2) * self.factor) @ self.mix + self.offset
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        poses = full_precision(self.pose) * self.scale
-        sums = torch.einsum("...ij,...id->...jd", coefficients, poses)
+        sums = torch.einsum("...ij,...id->...jd", coefficients, self._scaled())
         offsets = coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
         return (sums * self.factor) @ self.mix + offsets
 
