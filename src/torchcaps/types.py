@@ -131,6 +131,8 @@ class ModelSpec:
             than the images: `reconstruct` enlarges it, and losses compare it. None is the size of
             the images.
         smallest: side of the smallest image it takes, in pixels.
+        any_size: it takes images of any size from its `img_size` on, also of several ones in a
+            data set: no weight belongs to a place.
         smallest_batch: images of the smallest batch that it can be trained with.
         task: default task, a name of `tasks.list_tasks()`.
         loss: default loss, a name of a loss of that task.
@@ -146,6 +148,7 @@ class ModelSpec:
     is_dense: bool = False
     draw_size: tuple[int, int] | None = None
     smallest: int = 1
+    any_size: bool = False
     smallest_batch: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"

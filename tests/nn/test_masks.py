@@ -9,15 +9,10 @@ from torchcaps import ops
 from torchcaps.errors import ArgumentError
 from torchcaps.nn import (
     CapsuleHead,
-    CapsuleLinear,
-    ConvCaps,
-    RoutingHead,
     create_router,
     list_routers,
 )
-from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.testing import seeded
-from torchcaps.types import Capsules
 
 FEATURES, LENGTH = 6, 9
 
@@ -40,31 +35,29 @@ def outcome(head, features, inputs, weights):
 
 @pytest.mark.parametrize(("routing", "impl"), list(routes()))
 @given(rows=st.lists(st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH), min_size=1))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_padding_changes_nothing(routing, impl, rows):
     torch.manual_seed(0)
-    head = CapsuleHead(FEATURES, 3, routing, types=2, dim=4, max_positions=5)
+    head = CapsuleHead(FEATURES, 3, routing, types=2, dim=4, max_positions=5).double()
     if impl != "auto":
         tc.nn.set_impl(head, impl)
+    if impl == "triton" and not torch.cuda.is_available():
+        pytest.skip("triton needs a GPU")
     mask = torch.tensor([*rows, [True] * LENGTH, [False] * LENGTH])
     is_empty = ~mask.any(dim=1)
-    features = torch.randn(*mask.shape, FEATURES, generator=seeded()).requires_grad_()
+    features = torch.randn(*mask.shape, FEATURES, generator=seeded()).double().requires_grad_()
     weights = torch.rand(len(mask), 3, generator=seeded(1)) * ~is_empty.unsqueeze(1)
     padded = features.masked_fill(~mask.unsqueeze(-1), torch.nan)
     alone = [
         (x[row if row.any() else ~row].unsqueeze(0),) for x, row in zip(features, mask, strict=True)
     ]
     pose, activation, grads = outcome(head, features, alone, weights)
-    try:
-        masked_pose, masked_activation, masked_grads = outcome(
-            head, features, [(padded, mask)], weights
-        )
-    except ArgumentError as error:
-        pytest.skip(str(error))
-    close = {"atol": 1e-6, "rtol": 1e-6}
+    masked_pose, masked_activation, masked_grads = outcome(
+        head, features, [(padded, mask)], weights
+    )
     pose = pose.masked_fill(is_empty[:, None, None], 0)
-    torch.testing.assert_close(masked_pose, pose, **close)
-    torch.testing.assert_close(masked_activation, activation.masked_fill(is_empty[:, None], 0), **close)
+    activation = activation.masked_fill(is_empty[:, None], 0)
+    torch.testing.assert_close(masked_pose, pose, atol=1e-6, rtol=0)
+    torch.testing.assert_close(masked_activation, activation, atol=1e-6, rtol=0)
     for x, y in zip(masked_grads, grads, strict=True):
-        unit = y.abs().max().clamp(min=1)
-        torch.testing.assert_close(x / unit, y / unit, **close)
+        torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-6)

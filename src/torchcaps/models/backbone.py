@@ -28,6 +28,8 @@ from torchcaps.models._registry import ModelInfo, register_model, register_varia
 from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
 from torchcaps.types import Capsules, ModelMetadata, ModelSpec, set_model_metadata
 
+LARGER = 32  # pixels a side, of the trial of another size: a multiple of the usual strides
+
 
 class FeatureExtractor(nn.Module):
     """Images in [0, 1] -> normalization -> backbone -> feature map of at most so many positions.
@@ -44,6 +46,7 @@ class FeatureExtractor(nn.Module):
 
     Attributes:
         shape: of the features of an image, (features, rows, columns).
+        any_size: whether the backbone takes larger images, too, by a trial.
 
     Raises:
         ArgumentError: the backbone takes no such images, or returns no features.
@@ -77,6 +80,11 @@ class FeatureExtractor(nn.Module):
         if freeze:
             self.module.requires_grad_(False)
         self.shape = self._measure(torch.zeros(1, in_chans, *img_size))
+        self.any_size = True
+        try:
+            self._measure(torch.zeros(1, in_chans, *(side + LARGER for side in img_size)))
+        except ArgumentError:
+            self.any_size = False
         self.train()
 
     def _measure(self, images: Tensor) -> tuple[int, int, int]:
@@ -233,6 +241,7 @@ class CapsuleHeadNetwork(_OnBackbone):
             activation="length" if is_length else "probability",
             loss="margin" if is_length else "likelihood",
             features=self.takes_features,
+            any_size=self.backbone.any_size,
         )
 
     def _build_head(self, **options: Any) -> nn.Module:
@@ -255,7 +264,9 @@ class LinearHeadNetwork(_OnBackbone, PlainNetwork):
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, **options)
-        self.spec = replace(self.spec, features=self.takes_features)
+        self.spec = replace(
+            self.spec, features=self.takes_features, any_size=self.backbone.any_size
+        )
 
     def _build_head(self, **options: Any) -> nn.Module:
         return LinearHead(self.backbone.shape[0], self.num_classes, **options)

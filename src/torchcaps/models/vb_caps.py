@@ -8,6 +8,7 @@ the same number at all of them; the costs beta, which a batch norm after them ca
 the loss is the spread loss, where theirs is cross-entropy of activations.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,8 +151,15 @@ class VBCaps(ImageModel):
         windows = [STEM, *LAYERS[: len(types) or 1]]
         rows, columns = (side_after(side, windows) for side in self.img_size)
         if types:
-            centers = (coordinates(rows), coordinates(columns))
-            classes = ClassCaps(below, num_classes, centers=centers, pose_size=POSE, **options)
+            self.spec = replace(self.spec, any_size=True)
+            classes = ClassCaps(
+                below,
+                num_classes,
+                centers=(coordinates(rows), coordinates(columns)),
+                make_centers=coordinates,
+                pose_size=POSE,
+                **options,
+            )
             self.class_capsules = with_xavier_weights(classes)
         else:
             sizes = LayerSizes(rows * columns * below, POSE**2, num_classes, POSE**2)
