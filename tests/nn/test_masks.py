@@ -6,7 +6,6 @@ from hypothesis import given, settings, strategies as st
 
 import torchcaps as tc
 from torchcaps import ops
-from torchcaps.errors import ArgumentError
 from torchcaps.nn import (
     CapsuleHead,
     create_router,

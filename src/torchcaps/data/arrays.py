@@ -66,7 +66,7 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
         training_labels = arrays[training_names[1]] if training_names else labels
         indices, classes = _index_labels(path, labels, training_labels, arrays.get("classes"))
-        pixels = array_images(str(path), images)
+        pixels = array_images(str(path), images, request.in_chans)
     if names in ARRAY_NAMES:  # of a file without splits
         rows = in_split(str(path), indices, request)
         pixels = pixels[rows]

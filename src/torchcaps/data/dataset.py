@@ -46,6 +46,26 @@ class Batch(NamedTuple):
         """
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)
 
+    def by_size(self) -> list[Batch]:
+        """The items of each size without their padding; the batch itself where all have one.
+
+        Returns:
+            Batches whose items have the size that the target "size" says.
+        """
+        sizes = self.targets.get("size")
+        if sizes is None:
+            return [self]
+        groups = []
+        for height, width in sizes.unique(dim=0).tolist():
+            rows = (sizes == sizes.new_tensor([height, width])).all(dim=1).nonzero().squeeze(1)
+            targets = select_rows(self.targets, rows)
+            del targets["size"]
+            if "mask" in targets:
+                targets["mask"] = targets["mask"][:, :height, :width]
+            inputs = self.inputs[rows, :, :height, :width]
+            groups.append(Batch(inputs, targets, self.indices[rows]))
+        return groups
+
 
 class Maker:
     """Draws the items of a set anew for every batch of a training, such as pairs of digits."""
@@ -100,7 +120,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         inputs: uint8 in 0..255 or float32; what else holds of them, `preprocess` says.
         targets: by name, each with a row an item: "label", int64 `[n]` indices into `classes`;
             "labels", 0 or 1 `[n, classes]`, of items of several classes; "mask", uint8
-            `[n, height, width]` class of each pixel; "value", floats; and further numbers, such as
+            `[n, height, width]` class of each pixel; "size", int64 `[n, 2]` height and width of
+            pictures of several sizes, padded below and on the right; "value", floats; and further numbers, such as
             "azimuth" or "track".
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
@@ -198,6 +219,18 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             targets["mask"] = resize_masks(targets["mask"], inputs.shape[2:])
         return replace(self, inputs=inputs, targets=targets)
 
+    def select_targets(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The targets of these names, and the sizes of the items where they have several.
+
+        Args:
+            names: of targets that are there.
+
+        Returns:
+            The targets by name.
+        """
+        sizes = ("size",) if "size" in self.targets else ()
+        return {name: self.targets[name] for name in (*names, *sizes)}
+
     def cropped(self, side: int) -> Self:
         """The set with the middle of every input, and of its mask.
 
@@ -208,6 +241,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             The cropped set.
         """
         targets = dict(self.targets)
+        if "size" in targets:
+            raise DataError(f"crop: expected None for images of several sizes, got {side}")
         if "mask" in targets:
             mask = center_crop(targets["mask"].unsqueeze(1), side)
             targets["mask"] = mask.squeeze(1).contiguous()

@@ -246,7 +246,6 @@ class Predictor:
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
-        task = self.task
         outcomes: list[Any] = []
         indices = []  # of what could be read
         for index, element in enumerate(batch):
@@ -255,6 +254,16 @@ class Predictor:
                 indices.append(index)
         if not indices:
             return outcomes
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for index in indices:
+            shapes.setdefault(outcomes[index].shape, []).append(index)
+        for group in shapes.values():
+            self._predict_group(batch, outcomes, group)
+        return outcomes
+
+    def _predict_group(self, batch: list[Input], outcomes: list[Any], indices: list[int]) -> None:
+        """Put predictions in the place of inputs of one shape."""
+        task = self.task
         images = torch.from_numpy(np.stack(list(map(outcomes.__getitem__, indices))))
         with eval_mode(task.model), torch.inference_mode():
             if task.is_dense:
@@ -269,7 +278,6 @@ class Predictor:
         for index, row in zip(indices, rows, strict=True):
             name = batch[index].name
             outcomes[index] = row if name is None else {"path": name} | row
-        return outcomes
 
 
 def columns(row: Row, top_k: int = 1) -> Row:

@@ -133,6 +133,13 @@ class Task(nn.Module):
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
+        if images is not None and "size" in images.targets and not self.spec.any_size:
+            name = type(model).__name__
+            raise ArgumentError(
+                "images",
+                f"expected one size, as {name} takes no other, got several; resize them, or take a "
+                "network of any size, such as segcaps or capsule_head",
+            )
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
@@ -169,7 +176,7 @@ class Task(nn.Module):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Targets `[n, ...]` of a set for batches of an evaluation."""
-        return {name: images.targets[name] for name in self.targets}
+        return images.select_targets(self.targets)
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """A batch to train with: in training mode its inputs are changed at random.
@@ -275,13 +282,20 @@ def eval_outputs(
     shard = torch.arange(count)[ranks.shard(count)]
     device = device_of(task.model)
     parts = []
+    rows = []
     with evaluating(task), autocast(device, precision):
         index_batches = shard.split(task.eval_batch_size)
         for batch in images.batches(index_batches, task.eval_targets(images)):
-            parts.append(task.eval_step(task.augment(batch.to(device), Generator())))
+            for group in batch.to(device).by_size():
+                parts.append(task.eval_step(task.augment(group, Generator())))
+                rows.append(group.indices)
             if progress is not None:
                 progress(int(batch.indices[-1]) + 1, count)
-    return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
+    outputs = join_outputs(parts)
+    if "size" in images.targets:  # groups of equal sizes are not in the order of the set
+        order = torch.cat(rows).cpu().argsort()
+        outputs = {name: values[order] for name, values in outputs.items()}
+    return {name: ranks.cat(values) for name, values in outputs.items()}
 
 
 def evaluate_task(
@@ -391,7 +405,7 @@ def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
     indices = torch.arange(min(count, len(images)))
     batch = next(images.batches([indices], task.eval_targets(images)))
-    return task.augment(batch.to(device_of(task.model)), Generator())
+    return task.augment(batch.to(device_of(task.model)).by_size()[0], Generator())
 
 
 def evenly(indices: Tensor, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchcaps import training
 from torchcaps.data import Dataset, few_labels, match_classes
 from torchcaps.data.augment import ordered_augmentations
+from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
@@ -129,6 +130,8 @@ def fit(
         network.to(device)
         config, images, val_images, notes = _fit_data(network, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
+        if "size" in images.targets and current().world_size > 1:
+            raise ArgumentError("data", "expected images of one size for several processes")
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
@@ -153,11 +156,12 @@ def fit(
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
+    img_size = network.img_size if "size" in images.targets else images.img_size
     # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
+        preprocess=images.preprocess(img_size, images.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )

@@ -104,7 +104,7 @@ class DatasetBatches:
 
     def _targets(self) -> dict[str, Tensor]:
         """The targets of the set that the task needs."""
-        return {name: self.images.targets[name] for name in self.task.targets}
+        return self.images.select_targets(self.task.targets)
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""
