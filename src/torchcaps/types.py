@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import register_pytree_node
 
+from torchcaps.errors import ArgumentError
 from torchcaps.transfer import evaluating
 
 # Modules of torch that pass images and outputs on as they are.
@@ -211,6 +212,13 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
         if is_ours or not hasattr(model, name):
             setattr(model, name, getattr(metadata, name))
     model._torchcaps = metadata  # type: ignore[assignment]
+
+
+def check_module(model: Any) -> None:
+    """Raise ArgumentError unless this is a module, and not, say, the name of one."""
+    if not isinstance(model, nn.Module):
+        advice = "such as create_model(NAME) gives one"
+        raise ArgumentError("model", f"expected a torch.nn.Module, {advice}, got {model!r}")
 
 
 def declares(model: nn.Module) -> bool:

@@ -120,9 +120,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         inputs: uint8 in 0..255 or float32; what else holds of them, `preprocess` says.
         targets: by name, each with a row an item: "label", int64 `[n]` indices into `classes`;
             "labels", 0 or 1 `[n, classes]`, of items of several classes; "mask", uint8
-            `[n, height, width]` class of each pixel; "size", int64 `[n, 2]` height and width of
-            pictures of several sizes, padded below and on the right; "value", floats; and further numbers, such as
-            "azimuth" or "track".
+            `[n, height, width]` class of each pixel; "size" `[n, 2]` of padded pictures; "value",
+            floats; and further numbers, such as "azimuth" or "track".
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
         groups: `[n]` integers, equal for items that depend on each other, as those of one toy,
@@ -219,18 +218,6 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             targets["mask"] = resize_masks(targets["mask"], inputs.shape[2:])
         return replace(self, inputs=inputs, targets=targets)
 
-    def select_targets(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The targets of these names, and the sizes of the items where they have several.
-
-        Args:
-            names: of targets that are there.
-
-        Returns:
-            The targets by name.
-        """
-        sizes = ("size",) if "size" in self.targets else ()
-        return {name: self.targets[name] for name in (*names, *sizes)}
-
     def cropped(self, side: int) -> Self:
         """The set with the middle of every input, and of its mask.
 
@@ -241,8 +228,6 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             The cropped set.
         """
         targets = dict(self.targets)
-        if "size" in targets:
-            raise DataError(f"crop: expected None for images of several sizes, got {side}")
         if "mask" in targets:
             mask = center_crop(targets["mask"].unsqueeze(1), side)
             targets["mask"] = mask.squeeze(1).contiguous()
@@ -354,6 +339,12 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
     pixel_counts = torch.stack(counts, dim=1)
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
+
+
+def select_targets(images: Dataset, names: Iterable[str]) -> dict[str, Tensor]:
+    """The targets of these names, and the sizes of the items where they have several."""
+    sizes = ("size",) if "size" in images.targets else ()
+    return {name: images.targets[name] for name in (*names, *sizes)}
 
 
 def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:

@@ -144,7 +144,9 @@ class ImageModel(nn.Module, ABC):
         """
         height, width = self.img_size
         name = type(self).__name__
-        note = f"; {name} has weights for each place of this size: resize, or build it for another"
+        note = ""
+        if images.dim() == 4 and images.shape[2:] != self.img_size:
+            note = f"; {name} has weights for each place of its img_size: resize, or build it anew"
         if self.spec.any_size and images.dim() == 4:
             note = f"; {name} takes {height}x{width} pixels, its img_size, and larger images"
             height, width = max(height, images.shape[2]), max(width, images.shape[3])

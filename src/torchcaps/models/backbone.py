@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchcaps.errors import ArgumentError, check_known, check_positive, check_range, one_line
+from torchcaps.errors import ArgumentError, check_known, check_range, one_line
 from torchcaps.models._backbones import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -24,9 +24,9 @@ from torchcaps.models._backbones import (
     transformers_recipe,
 )
 from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
-from torchcaps.models._registry import ModelInfo, register_model, register_variant
+from torchcaps.models._registry import ModelInfo, check_sizes, register_model, register_variant
 from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
-from torchcaps.types import Capsules, ModelMetadata, ModelSpec, set_model_metadata
+from torchcaps.types import Capsules, ModelMetadata, ModelSpec, check_module, set_model_metadata
 
 LARGER = 32  # pixels a side, of the trial of another size: a multiple of the usual strides
 
@@ -322,7 +322,8 @@ def with_backbone(
         >>> tc.fit(model, images, labels, epochs=10)
     """
     check_known("head", head, HEADS)
-    check_positive(num_classes=num_classes)
+    check_sizes(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
+    check_module(module)
     backbone = Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained)
     sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     return _build(head, backbone, transformers_recipe(backbone), freeze, **sizes, **options)

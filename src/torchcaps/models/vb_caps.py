@@ -152,14 +152,9 @@ class VBCaps(ImageModel):
         rows, columns = (side_after(side, windows) for side in self.img_size)
         if types:
             self.spec = replace(self.spec, any_size=True)
-            classes = ClassCaps(
-                below,
-                num_classes,
-                centers=(coordinates(rows), coordinates(columns)),
-                make_centers=coordinates,
-                pose_size=POSE,
-                **options,
-            )
+            options |= {"pose_size": POSE, "make_centers": coordinates}
+            centers = (coordinates(rows), coordinates(columns))
+            classes = ClassCaps(below, num_classes, centers=centers, **options)
             self.class_capsules = with_xavier_weights(classes)
         else:
             sizes = LayerSizes(rows * columns * below, POSE**2, num_classes, POSE**2)

@@ -16,7 +16,7 @@ from torchcaps.errors import ArgumentError, check_floating, check_range, check_s
 from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.functional.votes import MapVotes, RoutingContext, Votes
+from torchcaps.functional.votes import MapVotes, RoutingContext, Votes, mask_votes
 from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
@@ -182,7 +182,7 @@ class RoutedLayer(nn.Module):
             check_mask(mask, votes.children.activation.shape)
             if isinstance(votes, MapVotes):
                 raise ArgumentError("mask", "expected None: a kernel votes for whole windows here")
-            votes = votes.masked(mask)
+            votes = mask_votes(votes, mask)
         recorder = self.recorder
         couplings: list[Tensor] | None = None
         if recorder is not None and recorder.iterations:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.errors import ArgumentError, check_positive
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import ProductVotes, Votes, num_voters
 from torchcaps.types import Capsules, LayerSizes
 
 CHILD_LENGTH = 0.1  # of a fresh primary capsule on images in [0, 1]
@@ -228,7 +228,7 @@ class _LazyFactorizedVotes(Votes):
         self.scale = module.scale
 
     def _scaled(self) -> Tensor:
-        scale = self.num_voters**-0.5 if self.scale is None else self.scale
+        scale = num_voters(self) ** -0.5 if self.scale is None else self.scale
         return full_precision(self.pose) * scale
 
     def _compute(self) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,14 +26,14 @@ from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError, RunError, check_range
+from torchcaps.errors import ArgumentError, DataError, RunError, check_positive, check_range
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
-from torchcaps.types import find_network, model_metadata
+from torchcaps.types import check_module, find_network, model_metadata
 from torchcaps.words import UniqueNames
 
 # What a prediction does not always need is imported where it is needed.
@@ -53,8 +54,9 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
 
     Raises RunError for no run.
     """
-    if not isinstance(model_or_run, nn.Module):
+    if isinstance(model_or_run, str | PathLike):
         return load(Path(model_or_run), device=resolve_device(device))
+    check_module(model_or_run)
     if device != "auto":
         model_or_run.to(resolve_device(device))
     return find_network(model_or_run)
@@ -142,16 +144,18 @@ class Predictor:
         check_range("batch_size", self.batch_size, low=1)
         check_range("workers", self.workers, low=0)
         if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1)
+            check_positive(top_k=self.top_k)
         below = self.unknown_below
         if below not in (None, "auto"):
             if isinstance(below, str):
                 raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
             check_range("unknown_below", below, low=0, high=1)
-        if not isinstance(self.run, nn.Module):
+        if isinstance(self.run, str | PathLike):
             self.run = Path(self.run)
             if not self.run.exists():
                 raise RunError(f"{self.run}: no such run folder or model file")
+        else:
+            check_module(self.run)
 
     def __call__(self, inputs: Inputs) -> list[Row]:
         """Predict pictures.

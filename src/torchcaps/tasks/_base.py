@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
 from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
+from torchcaps.data.dataset import select_targets
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import reconstruction_loss
@@ -176,7 +177,7 @@ class Task(nn.Module):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Targets `[n, ...]` of a set for batches of an evaluation."""
-        return images.select_targets(self.targets)
+        return select_targets(images, self.targets)
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """A batch to train with: in training mode its inputs are changed at random.

@@ -37,6 +37,7 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
+    check_module,
     declares,
     find_network,
     model_metadata,
@@ -117,6 +118,7 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
+    check_module(model)
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
@@ -130,8 +132,6 @@ def fit(
         network.to(device)
         config, images, val_images, notes = _fit_data(network, data, labels, validation, config)
         images, val_images = images.to(device), val_images.to(device)
-        if "size" in images.targets and current().world_size > 1:
-            raise ArgumentError("data", "expected images of one size for several processes")
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
@@ -202,6 +202,8 @@ def _fit_data(
 def _read_set(data: Any, labels: Any, model: nn.Module, config: TrainConfig) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
     images = as_set(data, labels, model)
+    if "size" in images.targets and current().world_size > 1:
+        raise ArgumentError("data", "expected images of one size for several processes")
     return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
