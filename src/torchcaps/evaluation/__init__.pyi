@@ -4,6 +4,7 @@ from torchcaps.evaluation.accuracy.calibration import (
     Reliability as Reliability,
     calibrate as calibrate,
     calibration as calibration,
+    conformal_sets as conformal_sets,
     reliability as reliability,
 )
 from torchcaps.evaluation.accuracy.classification import (

@@ -41,7 +41,8 @@ class ModelInfo:
         parameters: their number at these sizes.
         published: the paper's own figure, in words.
         named: its builder takes the names of the classes, as `classes`, for their label tree.
-        control: name of the plain network that it is compared with by `torchcaps train`, or empty.
+        control: name of the plain network that it is compared with by `torchcaps train`, or empty;
+            its option `hidden` makes a head of as many weights.
         control_options: those of its options that the control takes, too.
     """
 

@@ -7,6 +7,7 @@ comparisons of Hahn et al. 2019 (NeurIPS) and with Heinsen's routing on frozen t
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from torchcaps.models._backbones import (
 )
 from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, check_sizes, register_model, register_variant
+from torchcaps.models.notebook import parameter_count
 from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
 from torchcaps.types import Capsules, ModelMetadata, ModelSpec, check_module, set_model_metadata
 
@@ -327,6 +329,57 @@ def with_backbone(
     backbone = Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained)
     sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     return _build(head, backbone, transformers_recipe(backbone), freeze, **sizes, **options)
+
+
+def plain_units(head: CapsuleHead) -> int:
+    """Units of the hidden layer of a plain head that has as many weights as a capsule head.
+
+    Args:
+        head: of capsules.
+
+    Raises:
+        ArgumentError: no number of units comes within 5 % of its weights.
+    """
+    num_weights = parameter_count(head) - head.num_classes
+    weights_per_unit = head.in_features + 1 + head.num_classes
+    units = round(num_weights / weights_per_unit)
+    if abs(units * weights_per_unit - num_weights) > 0.05 * num_weights:
+        raise ArgumentError("types", f"expected more than {head.types} for an equal plain head")
+    return units
+
+
+def head_on_features(head: CapsuleHead, kind: str, img_size: ImageSize) -> Any:
+    """A network that takes features as images: a head of the same options, or a control of it.
+
+    Args:
+        head: of capsules.
+        kind: "capsules"; "uniform", the same with equal couplings; "linear"; or "mlp", a plain head
+            with a hidden layer and as many weights.
+        img_size: rows and columns of the features.
+
+    Returns:
+        The network, with new weights.
+
+    Raises:
+        ArgumentError: see `plain_units`.
+    """
+    options = deepcopy(head.options)
+    if kind in ("linear", "mlp"):
+        options = {"head": "linear", "hidden": plain_units(head) if kind == "mlp" else 0}
+    count = head.in_features
+    network: Any = with_backbone(
+        nn.Identity(),
+        head.num_classes,
+        count,
+        img_size,
+        mean=(0.0,) * count,
+        std=(1.0,) * count,
+        **options,
+    )
+    if kind == "uniform":
+        layer = network.head.class_capsules
+        layer.router = layer.router.uniform()
+    return network
 
 
 def _build(

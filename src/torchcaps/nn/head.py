@@ -51,6 +51,9 @@ class CapsuleHead(nn.Module):
             map then has at most as many rows and columns as the root of this number.
         **routing_options: of the router of that name, such as `iterations=2`.
 
+    Attributes:
+        options: all arguments but the numbers of features and classes, by name.
+
     Shapes:
         input `[batch, in_features, height, width]`, `[batch, length, in_features]` or
         `[batch, in_features]`, and with sequences optionally a mask `[batch, length]`, True for
@@ -90,6 +93,8 @@ class CapsuleHead(nn.Module):
         self.num_classes = num_classes
         self.types = types
         self.max_positions = max_positions
+        sizes = {"types": types, "dim": dim, "max_positions": max_positions}
+        self.options = {"routing": routing} | sizes | routing_options
         router = create_router(routing, **routing_options)
         self.activation = router.activation
         self.norm = nn.LayerNorm(in_features)
@@ -121,14 +126,14 @@ class CapsuleHead(nn.Module):
         """
         check_features(features, self.in_features)
         if mask is None:
-            x = self.norm(_as_map(pool_positions(features, self.max_positions)))
+            x = self.norm(as_map(pool_positions(features, self.max_positions)))
             return self._classes(_with_places(x), x, None)
 
         if features.dim() != 3:
             raise ArgumentError("mask", "expected None beside features that are no sequence")
         check_mask(mask, features.shape[:2])
         pooled, counts = pool_sequences(features, mask, self.max_positions)
-        x = self.norm(_as_map(pooled))
+        x = self.norm(as_map(pooled))
         is_present = torch.arange(x.shape[2], device=x.device) < counts  # [batch, positions]
         places = _with_places(x, counts.clamp(min=1))
         classes = self._classes(places, x, is_present[:, None, :, None])
@@ -217,7 +222,7 @@ def pool_sequences(
     return weights @ features.masked_fill(~mask.unsqueeze(-1), 0), counts
 
 
-def _as_map(features: Tensor) -> Tensor:
+def as_map(features: Tensor) -> Tensor:
     """Features at their positions, `[batch, rows, columns, features]`.
 
     Of a sequence they are a map of one row, of a vector one position.

@@ -248,6 +248,43 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
     )
 
 
+def conformal_sets(
+    probabilities: Activations,
+    val_probabilities: Activations,
+    val_labels: Labels,
+    level: float = 0.9,
+) -> Bool[Tensor, "n classes"]:
+    """Sets of classes that hold the true class of a new image with a stated probability.
+
+    Split conformal prediction: a class belongs to the set if its probability is at least the k-th
+    smallest of the true classes of m held-out images, with k = floor((m + 1) (1 - level)). The
+    level holds over all images, not for each class. Source: Sadinle, Lei, Wasserman, "Least
+    ambiguous set-valued classifiers with bounded error levels", JASA 2019, arXiv 1609.00451.
+
+    Args:
+        probabilities: of the new images, `[n, classes]`.
+        val_probabilities: of images that were not trained with, `[m, classes]`, m at least 1.
+        val_labels: their true classes, `[m]`.
+        level: least share of the sets that hold the true class, in (0, 1).
+
+    Returns:
+        `[n, classes]`, whether each class belongs to the set. Where k is 0 every class does.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or a level out of range.
+    """
+    check_scores(val_probabilities, val_labels)
+    check_shape(
+        "probabilities", probabilities, ("n", "classes"), classes=val_probabilities.shape[1]
+    )
+    check_range("level", level, low=0, high=1)
+    true_class = val_probabilities.gather(1, val_labels.unsqueeze(1)).flatten().sort().values
+    rank = math.floor((len(val_labels) + 1) * (1 - level) + ROUNDING)
+    if rank == 0:
+        return torch.ones_like(probabilities, dtype=torch.bool)
+    return probabilities >= true_class[rank - 1]
+
+
 def scaled_probabilities(
     activations: Activations, temperature: float
 ) -> Float[Tensor, "n classes"]:
