@@ -167,6 +167,7 @@ def create_model(
     Raises:
         ValueError: for an unknown name, a size that the model cannot take, parameters that the
             memory at hand cannot train, or weights that are not there or do not fit.
+        ArgumentError: for a name or a size of another type, or three sides.
         TypeError: for an option that the model does not take.
 
     Example:

@@ -98,7 +98,14 @@ class LinearVotes(nn.Module):
         )
 
     def shift(self, field: Field) -> Float[Tensor, "i 1 dim"] | None:
-        """The numbers that are added to the votes of each child of a map, or None."""
+        """The numbers that are added to the votes of each child of a map, or None.
+
+        Args:
+            field: of the map.
+
+        Returns:
+            `[i, 1, dim]`; None where nothing is added.
+        """
         places = self.places
         if places is None:
             return None
