@@ -123,7 +123,6 @@ def check_shape(
     argument: str,
     tensor: Tensor | NDArray[Any],
     axes: Sequence[str],
-    note: str = "",
     **sizes: int,
 ) -> None:
     """Check the shape of a tensor.
@@ -132,7 +131,6 @@ def check_shape(
         argument: name of the tensor.
         tensor: of any type with a shape.
         axes: names of its axes; a first one of `"*batch"` stands for one or more.
-        note: end of the sentence, such as what to do.
         sizes: of some of these axes.
 
     Raises:
@@ -145,8 +143,7 @@ def check_shape(
     last = shape[len(shape) - len(named) :]
     if not fits or not all(map(eq, last, map(sizes.get, named, last))):
         expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
-        got = named_shape(axes, shape)
-        raise ArgumentError(argument, f"expected [{expected}], got {got}{note}")
+        raise ArgumentError(argument, f"expected [{expected}], got {named_shape(axes, shape)}")
 
 
 def check_floating(**tensors: Tensor | None) -> None:

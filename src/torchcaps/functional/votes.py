@@ -110,7 +110,7 @@ class RoutingContext:
 
 
 # What `Votes.bind` copies: the attributes of all votes.
-ATTRIBUTES = ("context", "children", "field", "parents", "dim", "bias", "present")
+ATTRIBUTES: tuple[str, ...] = ("context", "children", "field", "parents", "dim", "bias", "present")
 ATTRIBUTES += ("autocast_dtype",)
 
 

@@ -151,7 +151,11 @@ class ImageModel(nn.Module, ABC):
             note = f"; {name} takes {height}x{width} pixels, its img_size, and larger images"
             height, width = max(height, images.shape[2]), max(width, images.shape[3])
         sizes = {"channels": self.in_chans, "height": height, "width": width}
-        check_shape("images", images, ["batch", *sizes], note, **sizes)
+        try:
+            check_shape("images", images, ["batch", *sizes], **sizes)
+        except ArgumentError as error:
+            problem = str(error).removeprefix("images: ")
+            raise ArgumentError("images", f"{problem}{note}") from None
         check_floating(images=images)
         dtype = next(self.parameters()).dtype
         device = images.device.type

@@ -292,8 +292,9 @@ class ClassCaps(RoutedLayer):
         expected = {"types": in_types}
         if centers is not None:
             if indices is None:
-                is_matrix = isinstance(pose_size, int)
-                indices = (pose_size - 1, 2 * pose_size - 1) if is_matrix else (0, 1)
+                indices = (0, 1)
+                if isinstance(pose_size, int):
+                    indices = (pose_size - 1, 2 * pose_size - 1)
             options["places"] = _make_places(*centers, sizes.dim, indices)
             if make_centers is None:
                 expected |= {"height": len(centers[0]), "width": len(centers[1])}

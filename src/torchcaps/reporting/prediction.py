@@ -57,9 +57,10 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
     if isinstance(model_or_run, str | PathLike):
         return load(Path(model_or_run), device=resolve_device(device))
     check_module(model_or_run)
+    model: Any = model_or_run
     if device != "auto":
-        model_or_run.to(resolve_device(device))
-    return find_network(model_or_run)
+        model.to(resolve_device(device))
+    return find_network(model)
 
 
 def predict(

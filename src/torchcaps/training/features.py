@@ -169,8 +169,7 @@ def can_store(model: nn.Module, images: Dataset) -> bool:
 
     Sets that make their images in training, such as overlaid digits, have no fixed features.
     """
-    is_plain = images.maker is None and images.preprocess is Preprocess
-    return spec_of(model).features and is_plain and images.img_size == model.img_size
+    return spec_of(model).features and images.maker is None and images.preprocess is Preprocess
 
 
 def without_augmentation(config: TrainConfig) -> TrainConfig:

@@ -140,7 +140,7 @@ def _padded(rows: Any) -> Any:
     shapes = [array.shape for array in arrays]
     padded = np.zeros((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
     for index, array in enumerate(arrays):
-        padded[(index, *map(slice, array.shape))] = array
+        padded[index][tuple(map(slice, array.shape))] = array
     return padded
 
 
