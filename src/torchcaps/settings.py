@@ -111,6 +111,10 @@ class DataSettings(SettingsGroup):
         None,
         "column of a .csv with the labels; several, separated by commas, for several labels an image",
     )
+    value_column: str | None = setting(
+        None,
+        "column of a .csv with a number of each image, to be predicted; several, separated by commas",
+    )
     label_separator: str | None = setting(
         None,
         "text between the labels of an image in a column of a .csv, such as '|', of any number",

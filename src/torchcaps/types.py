@@ -168,6 +168,8 @@ class ModelMetadata:
         name: under which `create_model` built it; empty for other modules.
         options: that it was built with; by `create_model`, sizes are among them.
         builder: the function of the user that built it from these options, if one is known.
+        targets: facts about the targets that it was trained with, plain values by name; see
+            `Task.target_facts`.
     """
 
     classes: tuple[str, ...] = ()
@@ -177,6 +179,7 @@ class ModelMetadata:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     builder: Callable[..., nn.Module] | None = None
+    targets: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:

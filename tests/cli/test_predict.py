@@ -160,3 +160,11 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
         assert command(*words, "--output-file", file).status == 0
         assert file.read_text() == command(*words, f"--{ending}").out
     assert the_sentence(command(*words, "--output-file", file)).startswith(f"{file}: exists")
+
+
+def test_an_engine_that_is_not_there(command, run, photos, monkeypatch):
+    monkeypatch.setattr("torchcaps.reporting.ray.find_spec", lambda name: None)
+    outcome = command("predict", run, photos, "--engine", "ray")
+    assert outcome.status != 0
+    assert "pip install 'torchcaps[ray]'" in the_sentence(outcome)
+    assert "--engine" in the_sentence(command("predict", run, photos, "--address", "auto"))

@@ -50,6 +50,8 @@ def predict(
     output: Path | None = None,
     batch_size: Annotated[int, RARE] = 256,
     workers: Annotated[int, RARE] = 0,
+    engine: Literal["ray"] | None = None,
+    address: Annotated[str | None, RARE] = None,
 ) -> int:
     """Apply a trained model to images: files, folders, patterns, tar archives.
 
@@ -70,7 +72,10 @@ def predict(
         output: Folder for pictures of the task for each image, such as masks and overlays of a
             model that classifies pixels.
         batch_size: Images that go through the model together.
-        workers: Processes that decode images; 0 decodes in this one.
+        workers: Processes that decode images; 0 decodes in this one. With --engine, processes that
+            predict; 0 takes one for each GPU or processor.
+        engine: ray predicts by several processes, of this machine or of a cluster.
+        address: With --engine ray, the cluster, such as auto or HOST:6379; by default this machine.
     """
     from torchcaps.distributed import current
     from torchcaps.reporting.prediction import Predictor
@@ -107,8 +112,15 @@ def predict(
         num_errors += 1
         note(f"torchcaps: error: {error}")
 
+    rows = predictor.stream(inputs, report)
+    if engine == "ray":
+        from torchcaps.reporting import ray
+
+        rows = ray.stream(predictor, inputs, report, workers=workers, address=address)
+    elif address is not None:
+        raise UsageError("--address: expected --engine ray too")
     with _open_sink(results, top_k or 1) as write:
-        for row in predictor.stream(inputs, report):
+        for row in rows:
             write(row)
             sys.stdout.flush()
     if num_errors > 1:

@@ -176,11 +176,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
     @property
     def labels(self) -> Shaped[Tensor, "n ..."]:
-        """The target "label" or "labels"; zeros `[n]` where there is neither."""
-        for name in ("label", "labels"):
-            if name in self.targets:
-                return self.targets[name]
-        return torch.zeros(len(self), dtype=torch.int64)
+        """The target "label" or "labels"; else the main class of each mask; else zeros `[n]`."""
+        return set_labels(self.targets, len(self), self.num_classes)
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -324,6 +321,18 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
         groups = torch.cat([part.groups for part in parts if part.groups is not None])
     inputs = torch.cat([part.inputs for part in parts])
     return replace(first, inputs=inputs, targets=targets, groups=groups)
+
+
+def set_labels(
+    targets: Mapping[str, Tensor], count: int, num_classes: int
+) -> Shaped[Tensor, "n ..."]:
+    """What `Dataset.labels` is of `count` items with these targets."""
+    for name in ("label", "labels"):
+        if name in targets:
+            return targets[name]
+    if "mask" in targets:
+        return main_classes(targets["mask"], num_classes)
+    return torch.zeros(count, dtype=torch.int64)
 
 
 def main_classes(masks: Tensor, num_classes: int) -> Tensor:

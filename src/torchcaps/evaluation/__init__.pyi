@@ -25,6 +25,10 @@ from torchcaps.evaluation.accuracy.multilabel import (
     score_multilabel as score_multilabel,
     top_labels as top_labels,
 )
+from torchcaps.evaluation.accuracy.values import (
+    ValueFigures as ValueFigures,
+    value_figures as value_figures,
+)
 from torchcaps.evaluation.comparison.compare import (
     Comparison as Comparison,
     RunsComparison as RunsComparison,

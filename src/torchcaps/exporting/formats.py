@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ExportError
 from torchcaps.registry import Registry
+from torchcaps.reporting.api import ModelOrRun
 
 INPUT = "images"  # names in files
 OUTPUT = "activations"
@@ -31,12 +32,14 @@ class Subject:
         model: in eval mode, on the CPU, with the weights as the file keeps them.
         images: `[2, channels, height, width]`, an example of its inputs.
         metadata: for the file, ready for JSON; see docs/export.md.
+        origin: the model, or the run or file of weights, that it comes from.
         opset: version of ONNX's operators; None for the default of the converter.
     """
 
     model: nn.Module
     images: Tensor
     metadata: Mapping[str, Any]
+    origin: ModelOrRun
     opset: int | None = None
 
     @cached_property
@@ -65,14 +68,16 @@ class ExportFormat:
     """A format of files.
 
     Attributes:
-        suffix: of its files, such as ".onnx".
+        suffix: of its files, such as ".onnx"; "" for a folder.
         write: writes a file.
         read: opens a file and returns the function that it answers with.
+        file: where it is written by default, within the folder of a run.
     """
 
     suffix: str
     write: Callable[[Subject, Path], None]
     read: Callable[[Path], Answer]
+    file: str
 
 
 EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
@@ -83,17 +88,21 @@ def register_export_format(
     suffix: str,
     read: Callable[[Path], Answer],
     *,
-    reads: Iterable[str] = (),
+    reads: Iterable[str] = ("half", "int8"),
+    file: str = "",
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
 
     Args:
         name: of the format.
-        suffix: of its files, such as ".onnx".
+        suffix: of its files, such as ".onnx"; "" for a folder, which only its name chooses.
         read: opens a file and returns the function that it answers with. `export` checks a file by
             it.
-        reads: "opset" if the format has versions of operators.
+        reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
+            weights so.
+        file: where it is written by default, within the folder of a run; "model" and the suffix
+            unless given.
         replace: allow a name that is taken.
 
     Returns:
@@ -104,7 +113,7 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        export_format = ExportFormat(suffix, write, read)
+        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}")
         EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
         return write
 

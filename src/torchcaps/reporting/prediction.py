@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.data.files import decode_batches
 from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
+from torchcaps.data.pixels import array_images, to_channels
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, DataError, RunError, check_positive, check_range
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
-from torchcaps.training.checkpoint import load
+from torchcaps.training.checkpoint import load, local_path
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
 from torchcaps.types import check_module, find_network, model_metadata
@@ -86,8 +87,7 @@ def predict(
     Raises:
         RunError: for no run.
         DataError: for a path that is absent, holds no image, or cannot be read as one.
-        ArgumentError: for a model without preprocessing, an option that does not fit the model, or
-            arrays for a task of pixels.
+        ArgumentError: for a model without preprocessing, or an option that does not fit the model.
 
     Example:
         >>> [row] = tc.predict("runs/capsnet-digits", "photo.png")
@@ -112,7 +112,8 @@ class Predictor:
     "probabilities", of sum 1 over all classes.
 
     Args:
-        run: a run, or its folder; a file of weights; or a model with `.preprocess`.
+        run: a run, or its folder; a file of weights; "hf:OWNER/NAME"; or a model with
+            `.preprocess`.
         device: "cpu", "cuda", ...; "auto" takes the best there is, and leaves a module where it is.
         batch_size: number of pictures that are read at a time, at least 1.
         top_k: number of classes in "activations" and "probabilities"; None for all.
@@ -152,7 +153,7 @@ class Predictor:
                 raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
             check_range("unknown_below", below, low=0, high=1)
         if isinstance(self.run, str | PathLike):
-            self.run = Path(self.run)
+            self.run = local_path(self.run)
             if not self.run.exists():
                 raise RunError(f"{self.run}: no such run folder or model file")
         else:
@@ -203,7 +204,7 @@ class Predictor:
         preprocess = model_metadata(self.task.model).preprocess
         elements = list_inputs(inputs, preprocess)
         if is_dense:
-            elements = _name_outputs(elements, self.task)
+            elements = _name_outputs(elements)
         shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
         decode = partial(_decode, preprocess, is_dense)
         for batch in decode_batches(decode, shares, self.workers, "inputs"):
@@ -248,6 +249,18 @@ class Predictor:
         if isinstance(self.run, Path):
             state["run"] = self.run.resolve()
         return state
+
+    def outcomes(self, batch: list[Input]) -> list[Row | DataError]:
+        """Predictions and errors of inputs, in their order.
+
+        Args:
+            batch: what goes through the model together; of a task of pixels, one input.
+
+        Returns:
+            The prediction of each, or why it cannot be read.
+        """
+        preprocess = model_metadata(self.task.model).preprocess
+        return self._predict(_decode(preprocess, self.task.is_dense, batch))
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
@@ -340,13 +353,12 @@ def _complete(rows: list[Row], predictor: Predictor) -> list[Row]:
     return completed_rows
 
 
-def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
+def _name_outputs(elements: Iterator[Input]) -> Iterator[Input]:
     """The inputs of a task of pixels with names for the files that are drawn of them."""
     unique_name = UniqueNames()
-    for element in elements:
-        if element.name is None:
-            raise ArgumentError("inputs", f"the task {task.name} takes image files")
-        yield element._replace(output_name=unique_name(Path(element.name).stem))
+    for index, element in enumerate(elements):
+        stem = f"image_{index}" if element.name is None else Path(element.name).stem
+        yield element._replace(output_name=unique_name(stem))
 
 
 def _batches(elements: Iterator[Input], size: int) -> Iterator[list[Input]]:
@@ -367,7 +379,10 @@ def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[
         try:
             if isinstance(source, DataError):
                 pass
-            elif is_dense:
+            elif is_dense and isinstance(source, np.ndarray | Tensor) and preprocess.is_picture:
+                pixels = array_images("image", np.asarray(source)[None])
+                source = to_channels(pixels, preprocess.in_chans)[0].numpy()
+            elif is_dense and preprocess.is_picture:
                 source = decode_image(source, None, preprocess.in_chans, name=element.name).numpy()
             else:
                 source = preprocess(source, element.name).numpy()

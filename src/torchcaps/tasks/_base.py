@@ -179,6 +179,13 @@ class Task(nn.Module):
         """Targets `[n, ...]` of a set for batches of an evaluation."""
         return select_targets(images, self.targets)
 
+    def target_facts(self, images: Dataset) -> dict[str, Any]:
+        """Facts about the targets of the training images that predictions need, such as units.
+
+        They are kept with the model (`ModelMetadata.targets`): plain values by name, as JSON has.
+        """
+        return {}
+
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """A batch to train with: in training mode its inputs are changed at random.
 
@@ -364,7 +371,12 @@ def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> ty
     # Of two that match, the one registered last is the more special one.
     for task in reversed(TASKS.registered()):
         model_tasks = vars(task).get("model_tasks") or (task.name,)
-        if spec.task in model_tasks and task.supports(images):
+        if default.supports(images):
+            # Of the targets of a set that the model's own task takes, no other one is chosen.
+            is_choice = spec.task in model_tasks and set(task.targets) <= set(default.targets)
+        else:
+            is_choice = spec.task in model_tasks or (bool(task.targets) and not declares(model))
+        if is_choice and task.supports(images):
             return task
     return default
 
