@@ -116,6 +116,11 @@ class Preprocess:
         return self.kind == Preprocess.kind
 
     @property
+    def target_size(self) -> Size:
+        """(height, width) that an image is resized to; None leaves it as it is."""
+        return self.img_size
+
+    @property
     def model_size(self) -> tuple[int, int]:
         """(height, width) of what the model gets."""
         return self.img_size if self.crop is None else (self.crop, self.crop)
@@ -159,10 +164,10 @@ class Preprocess:
         """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-            images = array_images("image", array[None])
-            images = fit_images(images, self.img_size, self.in_chans).clone()
+            images = array_images("image", array[None], self.in_chans)
+            images = fit_images(images, self.target_size, self.in_chans).clone()
         else:
-            images = decode_image(image, self.img_size, self.in_chans, name=name)[None]
+            images = decode_image(image, self.target_size, self.in_chans, name=name)[None]
         return self.finish(to_float(images))[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,6 +207,19 @@ class Preprocess:
 
 PREPROCESSES: Registry[type[Preprocess]] = Registry("kind of input")
 PREPROCESSES.add(Preprocess.kind, Preprocess)
+
+
+@dataclass(frozen=True)
+class OwnSizePreprocess(Preprocess, kind="sizes"):
+    """Takes pictures at their own size, which is `img_size` or larger."""
+
+    target_size = None
+
+    @classmethod
+    def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
+        if img_size is not None:
+            raise DataError(f"img_size: expected None for images of several sizes, got {img_size}")
+        return super().resize(source, inputs, img_size, in_chans)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,14 +27,14 @@ from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.data.pixels import array_images, to_channels
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError, RunError, check_range
+from torchcaps.errors import ArgumentError, DataError, RunError, check_positive, check_range
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load, local_path
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
-from torchcaps.types import find_network, model_metadata
+from torchcaps.types import check_module, find_network, model_metadata
 from torchcaps.words import UniqueNames
 
 # What a prediction does not always need is imported where it is needed.
@@ -54,11 +55,13 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
 
     Raises RunError for no run.
     """
-    if not isinstance(model_or_run, nn.Module):
+    if isinstance(model_or_run, str | PathLike):
         return load(Path(model_or_run), device=resolve_device(device))
+    check_module(model_or_run)
+    model: Any = model_or_run
     if device != "auto":
-        model_or_run.to(resolve_device(device))
-    return find_network(model_or_run)
+        model.to(resolve_device(device))
+    return find_network(model)
 
 
 def predict(
@@ -143,16 +146,18 @@ class Predictor:
         check_range("batch_size", self.batch_size, low=1)
         check_range("workers", self.workers, low=0)
         if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1)
+            check_positive(top_k=self.top_k)
         below = self.unknown_below
         if below not in (None, "auto"):
             if isinstance(below, str):
                 raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
             check_range("unknown_below", below, low=0, high=1)
-        if not isinstance(self.run, nn.Module):
+        if isinstance(self.run, str | PathLike):
             self.run = local_path(self.run)
             if not self.run.exists():
                 raise RunError(f"{self.run}: no such run folder or model file")
+        else:
+            check_module(self.run)
 
     def __call__(self, inputs: Inputs) -> list[Row]:
         """Predict pictures.
@@ -259,7 +264,6 @@ class Predictor:
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
-        task = self.task
         outcomes: list[Any] = []
         indices = []  # of what could be read
         for index, element in enumerate(batch):
@@ -268,6 +272,16 @@ class Predictor:
                 indices.append(index)
         if not indices:
             return outcomes
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for index in indices:
+            shapes.setdefault(outcomes[index].shape, []).append(index)
+        for group in shapes.values():
+            self._predict_group(batch, outcomes, group)
+        return outcomes
+
+    def _predict_group(self, batch: list[Input], outcomes: list[Any], indices: list[int]) -> None:
+        """Put predictions in the place of inputs of one shape."""
+        task = self.task
         images = torch.from_numpy(np.stack(list(map(outcomes.__getitem__, indices))))
         with eval_mode(task.model), torch.inference_mode():
             if task.is_dense:
@@ -282,7 +296,6 @@ class Predictor:
         for index, row in zip(indices, rows, strict=True):
             name = batch[index].name
             outcomes[index] = row if name is None else {"path": name} | row
-        return outcomes
 
 
 def columns(row: Row, top_k: int = 1) -> Row:

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
 from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
+from torchcaps.data.dataset import select_targets
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import reconstruction_loss
@@ -133,6 +134,13 @@ class Task(nn.Module):
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
+        if images is not None and "size" in images.targets and not self.spec.any_size:
+            name = type(model).__name__
+            raise ArgumentError(
+                "images",
+                f"expected one size, as {name} takes no other, got several; resize them, or take a "
+                "network of any size, such as segcaps or capsule_head",
+            )
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
@@ -169,7 +177,7 @@ class Task(nn.Module):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Targets `[n, ...]` of a set for batches of an evaluation."""
-        return {name: images.targets[name] for name in self.targets}
+        return select_targets(images, self.targets)
 
     def target_facts(self, images: Dataset) -> dict[str, Any]:
         """Facts about the targets of the training images that predictions need, such as units.
@@ -282,13 +290,20 @@ def eval_outputs(
     shard = torch.arange(count)[ranks.shard(count)]
     device = device_of(task.model)
     parts = []
+    rows = []
     with evaluating(task), autocast(device, precision):
         index_batches = shard.split(task.eval_batch_size)
         for batch in images.batches(index_batches, task.eval_targets(images)):
-            parts.append(task.eval_step(task.augment(batch.to(device), Generator())))
+            for group in batch.to(device).by_size():
+                parts.append(task.eval_step(task.augment(group, Generator())))
+                rows.append(group.indices)
             if progress is not None:
                 progress(int(batch.indices[-1]) + 1, count)
-    return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
+    outputs = join_outputs(parts)
+    if "size" in images.targets:  # groups of equal sizes are not in the order of the set
+        order = torch.cat(rows).cpu().argsort()
+        outputs = {name: values[order] for name, values in outputs.items()}
+    return {name: ranks.cat(values) for name, values in outputs.items()}
 
 
 def evaluate_task(
@@ -418,7 +433,7 @@ def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
     indices = torch.arange(min(count, len(images)))
     batch = next(images.batches([indices], task.eval_targets(images)))
-    return task.augment(batch.to(device_of(task.model)), Generator())
+    return task.augment(batch.to(device_of(task.model)).by_size()[0], Generator())
 
 
 def evenly(indices: Tensor, count: int) -> Tensor:

@@ -116,6 +116,9 @@ def build_model(
                     "in_chans": preprocess.in_chans,
                     "img_size": preprocess.model_size,
                 }
+                if "img_size" in options:
+                    options = dict(options)
+                    sizes["img_size"] = size_pair(options.pop("img_size"))
                 if model_info(name).named:
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
@@ -272,7 +275,10 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         preprocess = preprocess or Preprocess(size_pair(options["img_size"]), options["in_chans"])
         # Classes beyond those of the data that a model was fitted to are named by their numbers.
         classes += tuple(map(str, range(len(classes), options.get("num_classes", 0))))
-        sizes = ("num_classes", "in_chans", "img_size", "classes")
+        sizes = ["num_classes", "in_chans", "classes"]
+        # Of a network of any size it is not that of the images.
+        if size_pair(options["img_size"]) == preprocess.model_size:
+            sizes.append("img_size")
         options = {key: option for key, option in options.items() if key not in sizes}
     else:
         raise ArgumentError(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchcaps import training
 from torchcaps.data import Dataset, few_labels, match_classes
 from torchcaps.data.augment import ordered_augmentations
+from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
@@ -37,6 +38,7 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
+    check_module,
     declares,
     find_network,
     model_metadata,
@@ -119,6 +121,7 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
+    check_module(model)
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
@@ -159,11 +162,12 @@ def fit(
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
+    img_size = network.img_size if "size" in images.targets else images.img_size
     # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
+        preprocess=images.preprocess(img_size, images.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )
@@ -213,6 +217,8 @@ def _read_set(
 ) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
     images = as_set(data, labels, model, target=target, classes=classes)
+    if "size" in images.targets and current().world_size > 1:
+        raise ArgumentError("data", "expected images of one size for several processes")
     return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
