@@ -164,6 +164,8 @@ class ModelMetadata:
         name: under which `create_model` built it; empty for other modules.
         options: that it was built with; by `create_model`, sizes are among them.
         builder: the function of the user that built it from these options, if one is known.
+        calibration: what held-out images say of its activations, the dictionary of an
+            `evaluation.HeldOutCalibration`; None where nothing is known.
     """
 
     classes: tuple[str, ...] = ()
@@ -173,6 +175,7 @@ class ModelMetadata:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     builder: Callable[..., nn.Module] | None = None
+    calibration: Mapping[str, Any] | None = None
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:

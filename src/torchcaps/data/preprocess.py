@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from torchcaps.data.form import Form
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
     Size,
@@ -23,6 +24,7 @@ from torchcaps.data.pixels import (
     check_pixels,
     fit_images,
     size_pair,
+    to_channels,
     to_float,
 )
 from torchcaps.errors import DataError, check_shape
@@ -33,6 +35,21 @@ MAX_REPR = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
+class Prepared(NamedTuple):
+    """An image as a model takes it, and how it came to be.
+
+    Attributes:
+        pixels: `[channels, height, width]`.
+        changes: what was done to bring it into the form of the training images, in words; empty
+            where it had that form.
+        problem: why it shows nothing like them: "empty", or a sentence; empty for no problem.
+    """
+
+    pixels: Float[Tensor, "channels height width"]
+    changes: str = ""
+    problem: str = ""
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Prepare an image for a model: decode, set the channels, resize, scale to [0, 1], crop.
@@ -41,6 +58,7 @@ class Preprocess:
         img_size: (height, width) to resize to, at most 8192; without a crop, what the model takes.
         in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
         crop: side of the square that is cut out of the middle after resizing.
+        form: of the training images, into which pictures are brought; None brings them nowhere.
         kind: what the model takes, and the name of this class in files.
 
     Raises:
@@ -50,6 +68,7 @@ class Preprocess:
     img_size: tuple[int, int]
     in_chans: int
     crop: int | None = None
+    form: Form | None = None
     kind: ClassVar[str] = "images"
 
     def __init_subclass__(cls, kind: str) -> None:
@@ -157,17 +176,49 @@ class Preprocess:
         Raises:
             DataError: unreadable, of an unclear layout, or out of range.
         """
+        return self.prepare(image, name).pixels
+
+    def prepare(
+        self, image: Picture | bytes, name: str | None = None, invert: str = "auto"
+    ) -> Prepared:
+        """One image as the model takes it, in the form of the training images if that is known.
+
+        An image that has this form at the model's size is not changed further.
+
+        Args:
+            image: as of a call.
+            name: what errors call the image; None takes the path.
+            invert: "auto" inverts what is dark on light, or light on dark, unlike the training
+                images; "yes" and "no" decide it.
+
+        Raises:
+            DataError: as of a call.
+        """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-            images = array_images("image", array[None])
-            images = fit_images(images, self.img_size, self.in_chans).clone()
+            source = array_images("image", array[None])
+            images = fit_images(source, self.img_size, self.in_chans).clone()
         else:
             images = decode_image(image, self.img_size, self.in_chans, name=name)[None]
-        return self.finish(to_float(images))[0]
+        pixels = self.finish(to_float(images))[0]
+        if self.form is None:
+            return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
+        is_gray = bool((pixels == pixels[:1]).all())
+        if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
+            return Prepared(pixels)
+        if isinstance(image, np.ndarray | Tensor):
+            gray = to_float(to_channels(source, 1))[0, 0]
+        else:  # what is transparent becomes the color that the ink differs from
+            behind = [decode_image(image, None, 1, name=name, behind=c) for c in ("black", "white")]
+            gray = to_float(max(behind, key=lambda pixels: float(pixels.float().std())))[0]
+        drawing = self.form.bring(gray.numpy(), self.model_size, invert)
+        picture = torch.from_numpy(drawing.image).float().expand(self.in_chans, -1, -1)
+        return Prepared(picture.contiguous(), drawing.changes, drawing.problem)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: `img_size` and `in_chans`, and `crop` and `kind` where set."""
+        """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
         settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
+        settings["form"] = self.form and asdict(self.form)
         if not self.is_picture:
             settings["kind"] = self.kind
         return {name: setting for name, setting in settings.items() if setting is not None}
@@ -190,6 +241,8 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
+            form = settings.get("form")
+            form = form and Form(**form)
             if set(map(type, (height, width, channels, crop or 0))) != {int}:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -197,7 +250,7 @@ class Preprocess:
                 "preprocess: expected img_size [height, width] and in_chans, "
                 f"got {repr(settings)[:MAX_REPR]}"
             ) from None
-        return preprocess_class((height, width), channels, crop)
+        return preprocess_class((height, width), channels, crop, form)
 
 
 PREPROCESSES: Registry[type[Preprocess]] = Registry("kind of input")

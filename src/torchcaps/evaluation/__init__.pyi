@@ -4,6 +4,7 @@ from torchcaps.evaluation.accuracy.calibration import (
     Reliability as Reliability,
     calibrate as calibrate,
     calibration as calibration,
+    doubt as doubt,
     reliability as reliability,
 )
 from torchcaps.evaluation.accuracy.classification import (

@@ -128,6 +128,7 @@ def build_model(
         classes=classes,
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
+        calibration=description.get("calibration"),
     )
     if builder is not None:
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
@@ -287,6 +288,8 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
     description = describe_model(name, options, classes, preprocess, task)
     if metadata.builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
+    if metadata.calibration:
+        description["calibration"] = dict(metadata.calibration)
     return description
 
 
@@ -415,7 +418,7 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     if num_classes == current_number:
         return model
 
-    changes = {"classes": list(range(num_classes)), "options": options}
+    changes = {"classes": list(range(num_classes)), "options": options, "calibration": None}
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized
