@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.form import Form
+from torchcaps.data.form import Form, Prepared
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
     Size,
@@ -33,21 +33,6 @@ from torchcaps.registry import Registry
 MAX_SIDE = 8192  # pixels: a file may ask for any number
 MAX_REPR = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
-
-
-class Prepared(NamedTuple):
-    """An image as a model takes it, and how it came to be.
-
-    Attributes:
-        pixels: `[channels, height, width]`.
-        changes: what was done to bring it into the form of the training images, in words; empty
-            where it had that form.
-        problem: why it shows nothing like them: "empty", or a sentence; empty for no problem.
-    """
-
-    pixels: Float[Tensor, "channels height width"]
-    changes: str = ""
-    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,9 +196,8 @@ class Preprocess:
         else:  # what is transparent becomes the color that the ink differs from
             behind = [decode_image(image, None, 1, name=name, behind=c) for c in ("black", "white")]
             gray = to_float(max(behind, key=lambda pixels: float(pixels.float().std())))[0]
-        drawing = self.form.bring(gray.numpy(), self.model_size, invert)
-        picture = torch.from_numpy(drawing.image).float().expand(self.in_chans, -1, -1)
-        return Prepared(picture.contiguous(), drawing.changes, drawing.problem)
+        prepared = self.form.bring(gray.numpy(), self.model_size, invert)
+        return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
