@@ -108,7 +108,7 @@ def predict(
     with hinted([run]):
         task = predictor.task
     if "classes" in task.capabilities and predictor.calibration is None:
-        note(f"{run}: has no calibration.json, so there are activations, but no probabilities")
+        note(f"{run}: is not calibrated, so there are activations, but no probabilities")
 
     num_errors = 0
 

@@ -50,7 +50,7 @@ def decode_image(
     in_chans: int | None = None,
     *,
     name: str | None = None,
-    behind: str = "black",
+    background: str = "black",
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one image, upright.
 
@@ -64,7 +64,7 @@ def decode_image(
         img_size: (height, width), or one side of a square, to resize to; None keeps the image's.
         in_chans: 1 or 3; None gives 1 for a gray image, else 3.
         name: what errors call the image; None takes the path.
-        behind: color behind what is transparent.
+        background: color behind what is transparent.
 
     Returns:
         uint8 `[channels, height, width]`.
@@ -82,7 +82,7 @@ def decode_image(
             # frequencies. Both sides alike: an EXIF orientation may exchange them.
             side = DRAFT_FACTOR * max(size_pair(img_size))
             image.draft(None, (side, side))
-        pixels = _decode_upright(image, channels, behind)
+        pixels = _decode_upright(image, channels, background)
     if img_size is None or pixels.shape[1:] == size_pair(img_size):
         return pixels
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
@@ -205,14 +205,14 @@ def _problem(error: Exception, name: str) -> str:
 
 
 def _decode_upright(
-    image: Image.Image, channels: int, behind: str
+    image: Image.Image, channels: int, background: str
 ) -> UInt8[Tensor, "channels height width"]:
     ImageOps.exif_transpose(image, in_place=True)
-    pixels = torch.from_numpy(_to_bytes(image, behind)).movedim(-1, 0)
+    pixels = torch.from_numpy(_to_bytes(image, background)).movedim(-1, 0)
     return to_channels(pixels.unsqueeze(0), channels)[0].contiguous()
 
 
-def _to_bytes(image: Image.Image, behind: str) -> np.ndarray:
+def _to_bytes(image: Image.Image, background: str) -> np.ndarray:
     """uint8 `[height, width, 1 or 3]`."""
     if image.mode.startswith("I") or image.mode == "F":
         try:
@@ -221,8 +221,8 @@ def _to_bytes(image: Image.Image, behind: str) -> np.ndarray:
             raise DamagedImageError(str(error)) from error
     plain_mode = "L" if _is_gray(image) else "RGB"
     if image.has_transparency_data:
-        background = Image.new("RGBA", image.size, behind)
-        image = Image.alpha_composite(background, image.convert("RGBA"))
+        page = Image.new("RGBA", image.size, background)
+        image = Image.alpha_composite(page, image.convert("RGBA"))
     if image.mode != plain_mode:  # else it would be copied
         image = image.convert(plain_mode)
     return np.atleast_3d(np.array(image))

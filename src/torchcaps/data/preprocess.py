@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -176,6 +177,9 @@ class Preprocess:
             invert: "auto" inverts what is dark on light, or light on dark, unlike the training
                 images; "yes" and "no" decide it.
 
+        Returns:
+            The image, what was done to it, and why it shows nothing, if it shows nothing.
+
         Raises:
             DataError: as of a call.
         """
@@ -194,8 +198,9 @@ class Preprocess:
         if isinstance(image, np.ndarray | Tensor):
             gray = to_float(to_channels(source, 1))[0, 0]
         else:  # what is transparent becomes the color that the ink differs from
-            behind = [decode_image(image, None, 1, name=name, behind=c) for c in ("black", "white")]
-            gray = to_float(max(behind, key=lambda pixels: float(pixels.float().std())))[0]
+            decode = partial(decode_image, image, None, 1, name=name)
+            pages = [to_float(decode(background=color)) for color in ("black", "white")]
+            gray = max(pages, key=lambda page: float(page.std()))[0]
         prepared = self.form.bring(gray.numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 

@@ -33,7 +33,7 @@ from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load
 from torchcaps.training.device import resolve_device
-from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
+from torchcaps.training.files import atomic, make_folder
 from torchcaps.types import find_network, model_metadata
 from torchcaps.words import UniqueNames
 
@@ -210,7 +210,7 @@ class Predictor:
         if is_dense:
             elements = _name_outputs(elements, self.task)
         shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
-        if self.as_is and not is_dense:
+        if self.as_is:
             preprocess = replace(preprocess, form=None)
         if is_dense and self.invert != "auto":
             raise ArgumentError("invert", f"the task {self.task.name} takes pictures as they are")
@@ -239,17 +239,9 @@ class Predictor:
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the model; None where it has none."""
-        if kept := model_metadata(self.task.model).calibration:
-            return HeldOutCalibration.from_dict(kept)
-        if isinstance(self.run, nn.Module):
-            return None
-        run = Path(self.run)
-        folder = run.parent if run.name == MODEL_FILE else run
-        if not (folder / CALIBRATION_FILE).exists():
-            return None
-        from torchcaps.training.calibration import read_calibration
-
-        return read_calibration(folder)
+        model = self.run if isinstance(self.run, nn.Module) else self.task.model
+        kept = model_metadata(model).calibration
+        return None if kept is None else HeldOutCalibration.from_dict(kept)
 
     def __getstate__(self) -> dict[str, Any]:
         """Path and options, without what was loaded."""
@@ -327,8 +319,7 @@ def _complete(
         if calibration is None:
             raise ArgumentError(
                 "unknown_below",
-                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
-                "folder; give a number",
+                "auto needs a calibrated model, as a training leaves it; give a number",
             )
         threshold = calibration.threshold
     limits = calibration.limits if calibration and threshold is None else {}

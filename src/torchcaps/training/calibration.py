@@ -1,23 +1,19 @@
 """What is kept with a model of its images: their form, and a calibration by those held out."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchcaps.data import Dataset, Preprocess
 from torchcaps.data.form import measure_form
-from torchcaps.evaluation import HeldOutCalibration, calibrate, reconstruction_distances
+from torchcaps.evaluation import calibrate, reconstruction_distances
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._base import eval_outputs
 from torchcaps.training.checkpoint import load
 from torchcaps.training.files import (
     CALIBRATION_FILE,
-    MODEL_FILE,
     load_tensors,
-    read_json,
-    reading,
     save_tensors,
     write_json,
 )
@@ -37,8 +33,8 @@ def preprocessing(images: Dataset, crop: int | None = None) -> Preprocess:
         crop: side of the square that is cut out of the middle.
     """
     preprocess = images.preprocess(images.img_size, images.in_chans, crop)
-    has_form = type(preprocess) is Preprocess and images.maker is None and crop is None
-    if not has_form or "label" not in images.targets:
+    has_pictures = type(preprocess) is Preprocess and images.maker is None and crop is None
+    if not has_pictures or set(images.targets) != {"label"}:
         return preprocess
     indices = torch.linspace(0, len(images) - 1, MEASURED).long().unique()
     return replace(preprocess, form=measure_form(images.float_images(indices)))
@@ -88,27 +84,3 @@ def write_calibration(run: Run, task: Task, val_images: Dataset) -> dict[str, An
         tensors, description = load_tensors(run.model_path)
         save_tensors(run.model_path, tensors, description | {"calibration": calibration})
     return calibration
-
-
-def read_calibration(path: str | Path) -> HeldOutCalibration | None:
-    """The calibration of a run.
-
-    Args:
-        path: the run folder, or the `model.safetensors` in it.
-
-    Returns:
-        The calibration; None where there is none.
-
-    Raises:
-        RunError: it is damaged, or of another format.
-    """
-    path = Path(path)
-    if path.is_file():
-        if path.name != MODEL_FILE:
-            return None
-        path = path.parent
-    file = path / CALIBRATION_FILE
-    if not file.exists():
-        return None
-    with reading(file, "calibration"):
-        return HeldOutCalibration.from_dict(read_json(file, FORMAT))

@@ -41,11 +41,6 @@ CONFIDENCE = 0.95  # of the interval of that share
 # training images, and of those that were brought into it, which are less often known ones.
 SHARES = {"unchanged": 0.01, "changed": 0.07}
 MIN_SAMPLES = 100  # held-out images that limits need
-FIGURES = {
-    "length": "largest activation",
-    "margin": "lead over the second class,",
-    "error": "distance from its reconstruction,",
-}
 ROUNDING = 1e-9
 LOG_TEMPERATURES = (math.log(0.01), math.log(100))
 
@@ -232,9 +227,10 @@ def doubt(figures: Mapping[str, float], limits: Mapping[str, float]) -> str:
     """
     for name, limit in limits.items():
         figure = figures[name]
-        if figure > limit if name == "error" else figure < limit:
-            side = "above" if name == "error" else "below"
-            return f"its {FIGURES[name]} {figure:.3g} is {side} {limit:.3g}"
+        if figure > limit and name == "error":
+            return f"the error of its reconstruction, {figure:.3g}, is above {limit:.3g}"
+        if figure < limit and name != "error":
+            return f"its {name}, {figure:.3g}, is below {limit:.3g}"
     return ""
 
 
@@ -294,14 +290,13 @@ def _limits(
     figures = {"length": first, "margin": first - second}
     if errors is not None:
         figures["error"] = -errors.cpu().double()
-    ranked = {name: column.sort().values for name, column in figures.items()}
+    columns = torch.stack(list(figures.values())).sort(dim=1)
+    # Of each image the lowest of its ranks, in order.
+    ranks = columns.indices.argsort(dim=1).amin(dim=0).sort().values
     limits = {}
     for kind, share in SHARES.items():
-        for rank in range(int(share * len(first)) + 1):
-            is_out = torch.stack([figures[name] < ranked[name][rank] for name in figures])
-            if widen(is_out.any(dim=0)).mean() > share:
-                break
-            limits[kind] = {name: abs(float(ranked[name][rank])) for name in figures}
+        column = columns.values[:, ranks[int(share * len(first))]]
+        limits[kind] = dict(zip(figures, column.abs().tolist(), strict=True))
     return limits
 
 
