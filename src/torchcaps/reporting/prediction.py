@@ -464,7 +464,13 @@ def _parquet_rows(path: Path, top_k: int) -> Iterator[Writer]:
     def flush() -> None:
         nonlocal writer
         table = pa.Table.from_pylist(rows, writer and writer.schema)
-        writer = writer or parquet.ParquetWriter(path, table.schema)
+        if writer is None:
+            schema = table.schema
+            for index, field in enumerate(schema):
+                if pa.types.is_null(field.type):  # the first rows may have no probability
+                    schema = schema.set(index, field.with_type(pa.float64()))
+            table = table.cast(schema)
+            writer = parquet.ParquetWriter(path, schema)
         writer.write_table(table)
         rows.clear()
 
