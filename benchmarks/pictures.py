@@ -197,7 +197,7 @@ def others(count: int, photographs: str | None) -> dict[str, list[Image.Image]]:
     return pictures
 
 
-def measure(predictor: tc.Predictor, pictures: Sequence[Any], labels: Sequence[str] = ()) -> Row:
+def measure(predictor: tc.Predictor, pictures: Any, labels: Sequence[str] = ()) -> Row:
     """The share of pictures that get an answer, and of right ones among the answers."""
     rows = predictor(pictures)
     answers = [row["label"] not in ("unknown", "empty") for row in rows]
@@ -232,8 +232,8 @@ def rows_of(
         pictures = [draw(pixels, random) for pixels in images.images[:count, 0].numpy()]
         rows.append({"network": name, "pictures of": way})
         rows[-1] |= measure(predictor, pictures, labels[:count])
-    for kind, pictures in strangers.items():
-        rows.append({"network": name, "pictures of": kind} | measure(predictor, pictures))
+    for kind in strangers:
+        rows.append({"network": name, "pictures of": kind} | measure(predictor, strangers[kind]))
     return rows
 
 

@@ -94,10 +94,10 @@ class TestResults:
         rows = command(*words, "--json").document
         assert column(rows, "label") == ["7", "empty"]
         assert column(rows, "changes") == ["inverted, cropped and centered", ""]
-        assert column(rows, "reason") == ["", "empty"]
+        assert column(rows, "reason") == ["", "nothing stands out from its background"]
         assert ["probability" in row for row in rows] == [True, False]
         table = command(*words).out.splitlines()
-        assert "inverted, cropped and centered" in table[1]
+        assert table[1].split()[0] == "seven.png" and "inverted" in table[1]
         as_it_is = command(*words, "--as-is", "--unknown-below", "0", "--json").document
         assert column(as_it_is, "changes") == ["", ""]
         assert as_it_is[0]["activations"] != rows[0]["activations"]
@@ -134,7 +134,7 @@ class TestResults:
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
             (("--unknown-below", "low"), "--unknown-below: expected FLOAT|auto, got 'low'"),
-            (("--invert", "maybe"), "--invert: expected auto, yes or no, got 'maybe'"),
+            (("--invert", "maybe"), "--invert: expected auto|yes|no, got 'maybe'"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
             (
                 ("--output-file", "a.txt"),

@@ -118,10 +118,10 @@ def test_thin_strokes_become_as_wide_as_usual_ones(form):
 RANDOM = np.random.default_rng(0)
 ROW, COLUMN = np.mgrid[:60, :60]
 NONE = {
-    "black": (np.zeros((28, 28)), "empty"),
-    "white": (np.ones((200, 300)), "empty"),
-    "shaded": (0.5 + (ROW + COLUMN) / 400, "empty"),
-    "noisy": (0.8 + RANDOM.normal(0, 0.01, (90, 90)), "empty"),
+    "black": (np.zeros((28, 28)), "nothing stands out"),
+    "white": (np.ones((200, 300)), "nothing stands out"),
+    "shaded": (0.5 + (ROW + COLUMN) / 400, "nothing stands out"),
+    "noisy": (0.8 + RANDOM.normal(0, 0.01, (90, 90)), "nothing stands out"),
     "noise": (RANDOM.random((90, 90)), "its background is not even"),
     "stripes": (0.5 + 0.5 * np.sin(COLUMN), "its background is not even"),
 }

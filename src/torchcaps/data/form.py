@@ -28,7 +28,7 @@ LOOSE = 0.1  # of the side: images whose centers are further away are not center
 COARSE = 24  # pixels of a side on which the background is found
 REACH = 23  # of these pixels: more than ink covers, even in thick strokes
 SIGMA = 1.4826  # of a normal distribution, by its median deviation
-EMPTY = "empty"
+BLANK = "nothing stands out from its background"
 UNEVEN = "its background is not even, as that of the training images is"
 
 
@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
         pixels: in [0, 1].
         changes: what was done to bring it into the form of the training images, in words; empty
             where it had that form.
-        problem: why it shows nothing like them: "empty", or a sentence; empty for no problem.
+        problem: why it shows nothing like them, in words; empty for no problem.
     """
 
     pixels: Float[Tensor, "channels height width"]
@@ -123,7 +123,7 @@ class Form:
         if noise > EVEN or (abs(difference) > edge)[_ring(image.shape)].mean() > self.border:
             problem = UNEVEN
         elif strength < max(FAINT, 5 * noise):
-            problem = EMPTY
+            problem = BLANK
         if problem:
             return Prepared(torch.full((1, *img_size), self.background), "", problem)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.data.files import decode_batches
-from torchcaps.data.form import EMPTY
+from torchcaps.data.form import BLANK
 from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.data.preprocess import Preprocess
@@ -47,6 +47,7 @@ Writer = Callable[[Row], None]
 ROW_GROUP = 10_000  # rows of a Parquet file that are in memory at a time
 DIGITS = 6  # of a number in a CSV
 UNKNOWN = "unknown"  # label of an image of no known class
+EMPTY = "empty"  # and of one that shows nothing
 
 
 def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto") -> Any:
@@ -293,8 +294,8 @@ def columns(row: Row, top_k: int = 1) -> Row:
     for name, cell in row.items():
         if not isinstance(cell, dict | list):
             cells[name] = cell
-    if "activations" in row:
-        cells.setdefault("probability", None)
+        elif name == "activations":
+            cells["probability"] = row.get("probability")
     for rank, label in enumerate(islice(row.get("activations", ()), 1, top_k), start=2):
         cells[f"label_{rank}"] = label
         cells[f"activation_{rank}"] = row["activations"][label]
@@ -323,14 +324,15 @@ def _complete(
             )
         threshold = calibration.threshold
     limits = calibration.limits if calibration and threshold is None else {}
-    errors = repeat(0.0)
+    errors = [0.0] * len(rows)
     if any("error" in limits[kind] for kind in limits):
         errors = reconstruction_distances(predictor.task.model, images).tolist()
     completed_rows = []
-    for row, element, error in zip(rows, batch, errors, strict=False):
+    for row, element, error in zip(rows, batch, errors, strict=True):
         activations = row["activations"]
         row["activations"] = dict(islice(activations.items(), predictor.top_k))
-        first, second = [*activations.values(), 0.0][:2]
+        lengths = list(activations.values())
+        first, second = lengths[0], max(lengths[1:], default=0.0)
         figures = {"length": first, "margin": first - second, "error": error}
         reason = element.problem
         if not reason and threshold is not None and first < threshold:
@@ -340,11 +342,10 @@ def _complete(
         )
         row |= {"changes": element.changes, "reason": reason}
         if reason:
-            row["label"] = EMPTY if reason == EMPTY else UNKNOWN
+            row["label"] = EMPTY if reason == BLANK else UNKNOWN
         completed = {"label": row["label"], "activation": row["activation"]}
         if calibration is not None and not reason:
-            lengths = torch.tensor([list(activations.values())])
-            [probabilities] = calibration.probabilities(lengths).tolist()
+            [probabilities] = calibration.probabilities(torch.tensor([lengths])).tolist()
             completed["probability"] = probabilities[0]
             row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
         completed_rows.append(completed | row)
