@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.pictures import DIGITS, OTHERS, measure, others
 
 import torchcaps as tc
-from benchmarks.pictures import DIGITS, OTHERS, measure, others
 
 COUNT = 30  # pictures of each kind
 

@@ -167,18 +167,15 @@ class Preprocess:
     def prepare(
         self, image: Picture | bytes, name: str | None = None, invert: str = "auto"
     ) -> Prepared:
-        """One image as the model takes it, in the form of the training images if that is known.
-
-        An image that has this form at the model's size is not changed further.
+        """One image, brought into the form of the training images unless it has that form.
 
         Args:
             image: as of a call.
-            name: what errors call the image; None takes the path.
-            invert: "auto" inverts what is dark on light, or light on dark, unlike the training
-                images; "yes" and "no" decide it.
+            name: as of a call.
+            invert: "auto" inverts an image with another polarity; "yes" and "no" decide it.
 
         Returns:
-            The image, what was done to it, and why it shows nothing, if it shows nothing.
+            The image, what was done to it, and why it shows nothing.
 
         Raises:
             DataError: as of a call.

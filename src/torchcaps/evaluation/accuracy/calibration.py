@@ -218,12 +218,15 @@ class HeldOutCalibration(EvaluationResult):
 
 
 def doubt(figures: Mapping[str, float], limits: Mapping[str, float]) -> str:
-    """Why a picture looks like none of the training images, a sentence; empty where it may be one.
+    """Why a picture looks like none of the training images.
 
     Args:
         figures: of the picture: "length", the largest activation; "margin", by how much it is above
             the second one; "error", the distance from its reconstruction.
         limits: the least length and margin, and the largest error, of those figures that count.
+
+    Returns:
+        A sentence; empty where it may be one of them.
     """
     for name, limit in limits.items():
         figure = figures[name]
