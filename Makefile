@@ -8,6 +8,8 @@ LOWEST ?= .venv-lowest
 LOWEST_TESTS ?= functional nn data training evaluation viz reporting explorer cli
 # Every network compiles on both: with its gradients, where a graph breaks, and to machine code.
 COMPILE_TESTS = tests/models/test_compile.py tests/ops/test_operators.py
+# Lightning, skorch and others, which the library itself does not need.
+TRAINERS ?= .venv-trainers
 # The newest versions that pip offers for this Python.
 NEWEST ?= .venv-newest
 # Processes that share the tests.
@@ -28,7 +30,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu gpu-bundle test-lowest test-newest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu gpu-bundle test-trainers test-lowest test-newest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -64,6 +66,15 @@ gpu-bundle: $(INSTALLED)
 	  jaxtyping wadler-lindig safetensors scipy pillow rich markdown-it-py mdurl pygments jinja2 markupsafe
 	$(BIN)/torchcaps data fetch mnist --root gpu-bundle
 	find gpu-bundle/mnist -name '*-ubyte' -exec gzip -f {} +
+
+# The examples of docs/own-training.md. The torch that is installed first is kept: pip may not change it.
+test-trainers:
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -c "import torch" 2>/dev/null || $(TRAINERS)/bin/python -m pip install "$(TORCH)"
+	$(TRAINERS)/bin/python -c "import torch; print('torch==' + torch.__version__)" > $(TRAINERS)/torch.txt
+	$(TRAINERS)/bin/python -m pip install -c $(TRAINERS)/torch.txt -c constraints.txt -e ".[dev]" \
+	  lightning accelerate skorch captum scikit-learn
+	$(TRAINERS)/bin/python -m pytest -rs tests/e2e/test_own_training.py
 
 test-lowest:
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
@@ -149,5 +160,5 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(TRAINERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import cross_validate, reproduce
     from torchcaps.training import fit, load, save, train
+    from torchcaps.training.classifier import CapsuleClassifier
     from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
 _HOMES = {
+    "CapsuleClassifier": "training.classifier",
     "Capsules": "types",
     "ModelSpec": "types",
     "Predictor": "reporting",
@@ -59,6 +61,7 @@ _HOMES = {
     "train": "training",
 }
 __all__ = [
+    "CapsuleClassifier",
     "Capsules",
     "ModelSpec",
     "Predictor",

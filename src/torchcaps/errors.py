@@ -90,7 +90,11 @@ class UnknownNameError(ArgumentError):
         names = sorted(known)
         more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         hint = f"known: {', '.join(names[:MOST_NAMES]) or 'none'}{more}"
-        similar = get_close_matches(name, names, n=3, cutoff=0.5)
+        words = {
+            option.lstrip("-"): option for option in names
+        }  # of flags, whose hyphens say nothing
+        matches = get_close_matches(name.lstrip("-"), words, n=3, cutoff=0.5)
+        similar = [words[match] for match in matches]
         if not similar and name:  # the first word of a longer name
             similar = [each for each in names if each.startswith(name)][:3]
         if similar:

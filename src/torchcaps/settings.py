@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from torchcaps import plugins
 from torchcaps.data import ReadOptions
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
@@ -522,5 +523,6 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in known:
             settings[name] = value
         else:
-            raise UnknownNameError("setting", name, [*known, *groups()])
+            names = [*known, *groups()]
+            raise UnknownNameError("setting", name, names, plugins.unknown_note(name, names))
     return settings

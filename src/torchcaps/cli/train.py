@@ -56,7 +56,7 @@ def train(
     Args:
         recipe_or_model: A recipe (`torchcaps recipes`), a .toml file, or a model
             (`torchcaps models`).
-        option: A model's own option, such as iterations=2; may be given several times.
+        option: A model's own option, such as iterations=2 or routing=em; may be given several times.
         output: Run folder; by default the next free name under runs/.
         resume: Continue the run in --output (by default the newest of this name) with the settings
             it was started with.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DamagedImageError, DataError, check_regular
+from torchcaps.words import join_names
 
 # The only formats that are opened, whatever a file is called: others run programs (EPS) or are
 # seldom maintained.
@@ -29,6 +30,7 @@ FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
 }
+MAX_FILES = 3  # that are no images, in an error
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # which may hold images
 # How files of these formats begin, by which those without an ending are recognized.
@@ -125,6 +127,12 @@ def is_image_file(path: str | Path) -> bool:
             return SIGNATURE.match(file.read(SIGNATURE_BYTES)) is not None
     except OSError:
         return True
+
+
+def contents_note(folder: Path) -> str:
+    """What a folder without images holds: "; it holds a.nii.gz", or nothing."""
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    return f"; it holds {join_names(names, MAX_FILES)}" if names else ""
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:

@@ -85,7 +85,7 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]  # set when it is registered
-    targets: ClassVar[tuple[str, ...]] = ()  # names of the targets of a set that it needs
+    targets: tuple[str, ...] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
     # Why this task has another score than its class, a sentence.
@@ -363,10 +363,13 @@ def create_task(model: nn.Module, config: TrainConfig, images: Dataset | None = 
     return task_class(config.task.name, model, images)(model, config, images)
 
 
-def check_task(task: Task, images: Dataset) -> None:
-    """Let one image through: a model that cannot take it is refused before a training."""
+def check_task(task: Task, images: Dataset) -> Outputs:
+    """Let one image through: a model that cannot take it is refused before a training.
+
+    Returns its outputs.
+    """
     with evaluating(task):
-        task.eval_step(first_batch(task, images, 1))
+        return task.eval_step(first_batch(task, images, 1))
 
 
 def drawing_error(
@@ -380,11 +383,23 @@ def drawing_error(
         images: `[batch, channels, height, width]` that it should draw; compared at the size of the
             drawings.
         labels: of the capsules that draw; None for all of them.
+
+    Raises:
+        ArgumentError: the drawings have another size than the images, as those of a network behind
+            a stage that resizes.
     """
     if task.spec.draw_size is None:
-        return reconstruction_loss(task.model.reconstruct(capsules, labels), images)
-    images = shrink(images, task.spec.draw_size)
-    return reconstruction_loss(task.model.draw(capsules, labels), images)
+        drawings = task.model.reconstruct(capsules, labels)
+    else:
+        images = shrink(images, task.spec.draw_size)
+        drawings = task.model.draw(capsules, labels)
+    if drawings.shape != images.shape:
+        raise ArgumentError(
+            "reconstruction",
+            f"the decoder draws {list(drawings.shape)}, and the images are {list(images.shape)}; "
+            "bring the images to that size before, or train without it (reconstruction=0)",
+        )
+    return reconstruction_loss(drawings, images)
 
 
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:

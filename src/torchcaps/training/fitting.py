@@ -135,7 +135,6 @@ def fit(
         task = kind(network, config, images)
         if transform is not None:
             _add_transform(task, transform)
-        check_task(task, val_images)
         sentences = list(_model_notes(model, task, val_images, verbose))
         if config.model.init is not None:
             weights = training.initial.InitialWeights(network, config.model.init, images.classes)
@@ -219,9 +218,15 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
 def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -> Iterator[str]:
     """Sentences on the part of the model that is trained, and on what its outputs are taken for.
 
-    Outputs for the first images that look like lengths of capsules, of a model that declares
-    nothing, are warned of, by `warnings` where nothing else is shown.
+    The task is checked first, and metrics that it cannot give are named. Outputs for the first
+    images that look like lengths of capsules, of a model that declares nothing, are warned of, by
+    `warnings` where nothing else is shown.
     """
+    outputs_by_name = check_task(task, images)
+    if task.config.task.metrics:
+        from torchcaps.tasks.metrics import missing_outputs
+
+        yield from missing_outputs(task.config.task.metrics, outputs_by_name)
     if task.model is unwrap(model) is not model:
         yield f"the network within {type(model).__name__} is trained without it"
     if declares(model):
