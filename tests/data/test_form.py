@@ -98,6 +98,19 @@ def test_a_digit_is_brought_back(form, digits, kind):
     assert np.mean(similarities) > 0.88 and min(similarities) > 0.75  # a pixel off at worst
 
 
+def test_a_page_of_dots_is_a_drawing(form):
+    page = np.zeros((120, 120), np.float32)
+    page[20:100:8, 20:100:8] = 1
+    assert form.bring(page, (28, 28)).problem == ""
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 300), (5000, 40)])
+def test_a_picture_of_any_size_is_taken(form, shape):
+    picture = np.zeros(shape, np.float32)
+    picture[shape[0] // 2] = 1
+    assert form.bring(picture, (28, 28)).pixels.shape == (1, 28, 28)
+
+
 def test_noise_does_not_hide_a_digit(form, digits):
     random = np.random.default_rng(0)
     digit = digits[0, 0].numpy()
@@ -151,5 +164,7 @@ def test_a_preprocessing_keeps_it_in_json(form):
     assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
     with pytest.raises(DataError, match=r"form: size: expected a number in \[0, 1\], got 'x'"):
         Form(**{**vars(form), "size": "x"})
+    with pytest.raises(DataError, match="form: expected ink on a background"):
+        Form(**{**vars(form), "ink": form.background})
     with pytest.raises(DataError, match="preprocess: expected"):
         Preprocess.from_dict({**preprocess.to_dict(), "form": {"size": 1}})

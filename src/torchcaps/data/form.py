@@ -23,7 +23,7 @@ MAX_SIDE = 256  # pixels: a larger picture is looked at in this size
 EDGE = 0.3  # share of the ink's strength above which a pixel belongs to a mark
 EVEN = 0.1  # deviation from a level that is still this level
 FAINT = 0.08  # contrast below which nothing is drawn
-SPECK = 0.03  # share of all marks below which a mark is dirt
+SPECK = 0.05  # share of the largest mark below which a mark is dirt
 LOOSE = 0.1  # of the side: images whose centers are further away are not centered
 COARSE = 24  # pixels of a side on which the background is found
 REACH = 23  # of these pixels: more than ink covers, even in thick strokes
@@ -75,6 +75,8 @@ class Form:
         for name, share in vars(self).items():
             if type(share) not in (int, float) or not 0 <= share <= 1:
                 raise DataError(f"form: {name}: expected a number in [0, 1], got {share!r}")
+        if self.ink == self.background or self.size == 0:
+            raise DataError(f"form: expected ink on a background, got {self}")
 
     def fits(self, image: Gray) -> bool:
         """Whether an image of the training images' size has their form already.
@@ -129,7 +131,7 @@ class Form:
 
         marks, _ = ndimage.label(ink > edge, np.ones((3, 3)))
         areas = np.bincount(marks[marks > 0])
-        marks = (areas >= SPECK * areas.sum())[marks]
+        marks = (areas >= SPECK * areas.max())[marks]
         ink = (ink / strength).clip(0, 1) * ndimage.binary_dilation(marks, np.ones((3, 3)))
         changes = "inverted, " if is_inverted else ""
         if self.deviation < 1:
@@ -148,8 +150,8 @@ class Form:
         side = max(img_size)
         rows, columns = _lines(ink)
         length = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
-        thinness = self.stroke * length / self.size - _stroke_width(ink)
-        reach = max(round(thinness), 0)
+        # Strokes that are too thin grow to the usual width of thin ones.
+        reach = max(round(self.stroke * length / self.size - _stroke_width(ink)), 0)
         ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         ink = ndimage.maximum_filter(np.pad(ink, reach + 1), reach + 1)
         ink = _resized(ink, self.size * side / (length + reach))
