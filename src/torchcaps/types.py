@@ -170,6 +170,8 @@ class ModelMetadata:
         builder: the function of the user that built it from these options, if one is known.
         targets: facts about the targets that it was trained with, plain values by name; see
             `Task.target_facts`.
+        calibration: what held-out images say of its activations, the dictionary of an
+            `evaluation.HeldOutCalibration`; None where nothing is known.
     """
 
     classes: tuple[str, ...] = ()
@@ -180,6 +182,7 @@ class ModelMetadata:
     options: Mapping[str, Any] = field(default_factory=dict)
     builder: Callable[..., nn.Module] | None = None
     targets: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] | None = None
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:

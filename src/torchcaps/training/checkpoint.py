@@ -134,6 +134,7 @@ def build_model(
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
         targets=description.get("targets", {}),
+        calibration=description.get("calibration"),
     )
     if builder is not None:
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
@@ -298,6 +299,8 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         description["targets"] = metadata.targets
     if metadata.builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
+    if metadata.calibration:
+        description["calibration"] = dict(metadata.calibration)
     return description
 
 
@@ -452,7 +455,7 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     if num_classes == current_number:
         return model
 
-    changes = {"classes": list(range(num_classes)), "options": options}
+    changes = {"classes": list(range(num_classes)), "options": options, "calibration": None}
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized

@@ -20,6 +20,7 @@ from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
+from torchcaps.training.calibration import calibration_of, preprocessing
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -167,9 +168,10 @@ def fit(
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(img_size, images.in_chans, config.data.crop),
+        preprocess=replace(preprocessing(images, config.data.crop), img_size=img_size),
         task=task.name,
         spec=task.spec,
+        calibration=trainer.calibration or calibration_of(task, val_images),
     )
     set_model_metadata(model, metadata)
     return Fitted(model.eval(), trainer.history)
