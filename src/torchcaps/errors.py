@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, get_args
 
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from numpy.typing import NDArray
@@ -171,8 +171,10 @@ def check_range(
 
 
 def check_positive(**numbers: float) -> None:
-    """Raise ArgumentError unless each of these arguments is at least one."""
+    """Raise ArgumentError unless each of these arguments is a whole number, at least one."""
     for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+            raise ArgumentError(name, f"expected a whole number of at least 1, got {number!r}")
         check_range(name, number, low=1)
 
 

@@ -40,7 +40,6 @@ def evaluate(
     split: Literal["test", "train"] = "test",
     skip_damaged: bool | None = None,
     label_column: str | None = None,
-    value_column: str | None = None,
     label_separator: str | None = None,
     device: Device = "auto",
     output: Path | None = None,
@@ -57,7 +56,6 @@ def evaluate(
             splits that is not the one of the training, all images are measured.
         skip_damaged: Leave out image files that cannot be read.
         label_column: Column of a .csv with the labels, as in the training.
-        value_column: Column of a .csv with the numbers to predict, as in the training.
         label_separator: Text between the labels of an image in that column, as in the training.
         output: Folder for evaluation.json and plots; by default the run folder, or, for other data
             or another split, a folder of that name in it.
@@ -66,7 +64,6 @@ def evaluate(
     flags = {
         "skip_damaged": skip_damaged,
         "label_column": label_column,
-        "value_column": value_column,
         "label_separator": label_separator,
     }
     options = {name: setting for name, setting in flags.items() if setting is not None}

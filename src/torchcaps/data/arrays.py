@@ -69,7 +69,7 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
         training_labels = arrays[training_names[1]] if training_names else labels
         targets = _read_labels(path, labels, training_labels, arrays.get("classes"))
-        pixels = array_images(str(path), images)
+        pixels = array_images(str(path), images, request.in_chans)
     whole = Dataset(pixels, targets.tensors, targets.classes, path.stem)
     if names not in ARRAY_NAMES:  # of a split
         return whole

@@ -26,11 +26,15 @@ class Input(NamedTuple):
         source: the path, the bytes of a file in an archive, a picture, or the error of what could
             not be listed.
         output_name: beginning of the names of files that are drawn of it.
+        changes: what was done to bring it into the form of the training images; see `Prepared`.
+        problem: why it shows nothing like them; see `Prepared`.
     """
 
     name: str | None
     source: Picture | bytes | DataError
     output_name: str = ""
+    changes: str = ""
+    problem: str = ""
 
 
 def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:

@@ -5,6 +5,7 @@ from torchcaps.evaluation.accuracy.calibration import (
     calibrate as calibrate,
     calibration as calibration,
     conformal_sets as conformal_sets,
+    doubt as doubt,
     reliability as reliability,
 )
 from torchcaps.evaluation.accuracy.classification import (

@@ -11,6 +11,7 @@ from itertools import islice
 from logging import ERROR, getLogger
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -20,7 +21,7 @@ from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.errors import ArgumentError, DataError, RunError, one_line
 from torchcaps.reporting.prediction import Inputs, Predictor, Row
 from torchcaps.training.checkpoint import model_file
-from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE
+from torchcaps.training.files import MODEL_FILE
 from torchcaps.types import model_metadata
 
 Texts = dict[str, np.ndarray]  # a column of JSON
@@ -99,22 +100,19 @@ def stream(
         raise ArgumentError("engine", "ray is missing; install with: pip install 'torchcaps[ray]'")
     if isinstance(predictor.run, nn.Module) or predictor.output is not None:
         raise ArgumentError("engine", "ray takes a run, and draws no pictures")
-    import pyarrow
     import ray
     from ray.data import ActorPoolStrategy, DataContext, from_arrow
 
     file = model_file(Path(predictor.run))
     files = {MODEL_FILE: file.read_bytes()}
-    if predictor.calibration is not None:
-        files[CALIBRATION_FILE] = file.with_name(CALIBRATION_FILE).read_bytes()
-    texts = map(_as_text, list_inputs(inputs, model_metadata(predictor.task.model).preprocess))
-    tables = []
-    while column := list(islice(texts, predictor.batch_size)):
-        tables.append(pyarrow.table({"input": column}))
-    here = {} if address is not None else {"num_cpus": workers or None, "include_dashboard": False}
     getLogger("ray.data").setLevel(ERROR)  # else it tells of itself
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level="error", **here)
+        ray.init(
+            address or "local",
+            num_cpus=None if address else workers or None,
+            log_to_driver=False,
+            logging_level="error",
+        )
         resources = ray.cluster_resources()
         device = predictor.device
         if device == "auto":
@@ -125,17 +123,12 @@ def stream(
         context = DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
-        outcomes = from_arrow(tables).map_batches(
+        outcomes = from_arrow(_read_blocks(predictor, inputs)).map_batches(
             Worker,
             batch_size=1 if predictor.task.is_dense else predictor.batch_size,
             compute=ActorPoolStrategy(size=workers or int(resources[kind])),
             num_gpus=int(kind == "GPU"),
-            fn_constructor_args=(
-                predictor,
-                device,
-                files,
-                plugins.imported(),
-            ),
+            fn_constructor_args=(predictor, device, files, plugins.imported()),
         )
         for batch in outcomes.iter_batches(batch_size=None):
             for outcome in map(json.loads, batch["outcome"]):
@@ -149,6 +142,17 @@ def stream(
         raise RunError(f"ray: {one_line(str(error))}") from error
     finally:
         ray.shutdown()
+
+
+def _read_blocks(predictor: Predictor, inputs: Inputs) -> list[Any]:
+    """Tables of Arrow with the inputs of a batch each, as JSON."""
+    import pyarrow
+
+    texts = map(_as_text, list_inputs(inputs, model_metadata(predictor.task.model).preprocess))
+    blocks = []
+    while column := list(islice(texts, predictor.batch_size)):
+        blocks.append(pyarrow.table({"input": column}))
+    return blocks
 
 
 def _as_text(element: Input) -> str:

@@ -8,7 +8,8 @@ never a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
 from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
+from torchcaps.data.dataset import select_targets
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import reconstruction_loss
@@ -88,6 +90,9 @@ class Task(nn.Module):
     targets: tuple[str, ...] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
+    # Facts about the targets of the training images that predictions need, such as units, plain
+    # values by name; they are kept with the model (`ModelMetadata.targets`).
+    target_facts: Mapping[str, Any] = MappingProxyType({})
     # Why this task has another score than its class, a sentence.
     score_reason: str = ""
     # Names that the setting `loss` may have; the first one is taken where neither run nor model
@@ -133,6 +138,8 @@ class Task(nn.Module):
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
+        if images is not None:
+            check_one_size(self, images)
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
@@ -169,14 +176,7 @@ class Task(nn.Module):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Targets `[n, ...]` of a set for batches of an evaluation."""
-        return {name: images.targets[name] for name in self.targets}
-
-    def target_facts(self, images: Dataset) -> dict[str, Any]:
-        """Facts about the targets of the training images that predictions need, such as units.
-
-        They are kept with the model (`ModelMetadata.targets`): plain values by name, as JSON has.
-        """
-        return {}
+        return select_targets(images, self.targets)
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """A batch to train with: in training mode its inputs are changed at random.
@@ -282,13 +282,20 @@ def eval_outputs(
     shard = torch.arange(count)[ranks.shard(count)]
     device = device_of(task.model)
     parts = []
+    rows = []
     with evaluating(task), autocast(device, precision):
         index_batches = shard.split(task.eval_batch_size)
         for batch in images.batches(index_batches, task.eval_targets(images)):
-            parts.append(task.eval_step(task.augment(batch.to(device), Generator())))
+            for group in batch.to(device).by_size():
+                parts.append(task.eval_step(task.augment(group, Generator())))
+                rows.append(group.indices)
             if progress is not None:
                 progress(int(batch.indices[-1]) + 1, count)
-    return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
+    outputs = join_outputs(parts)
+    if "size" in images.targets:  # groups of equal sizes are not in the order of the set
+        order = torch.cat(rows).cpu().argsort()
+        outputs = {name: values[order] for name, values in outputs.items()}
+    return {name: ranks.cat(values) for name, values in outputs.items()}
 
 
 def evaluate_task(
@@ -305,6 +312,22 @@ def evaluate_task(
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of several batches as those of one, on the CPU."""
     return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+
+
+def check_one_size(task: Task, images: Dataset) -> None:
+    """Raise ArgumentError for images of several sizes where the model takes one.
+
+    Args:
+        task: around the model.
+        images: what it is for.
+    """
+    if "size" in images.targets and not task.spec.any_size:
+        name = type(task.model).__name__
+        raise ArgumentError(
+            "images",
+            f"expected one size, as {name} takes no other, got several; resize them, or take a "
+            "network of any size, such as segcaps or capsule_head",
+        )
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
@@ -418,7 +441,7 @@ def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
     indices = torch.arange(min(count, len(images)))
     batch = next(images.batches([indices], task.eval_targets(images)))
-    return task.augment(batch.to(device_of(task.model)), Generator())
+    return task.augment(batch.to(device_of(task.model)).by_size()[0], Generator())
 
 
 def evenly(indices: Tensor, count: int) -> Tensor:

@@ -73,11 +73,12 @@ def complete_config(
         from torchcaps.tasks._base import TASKS
 
         for other in TASKS.registered():
-            if loss in other.losses:
+            if loss in other.losses and isinstance(task.losses, Registry):
                 raise ArgumentError(
                     "loss",
-                    f"expected one of the task {task.name} ({', '.join(task.losses)}), got {loss} "
-                    f"of {other.name}; register yours with register_loss(task={task.name!r})",
+                    f"unknown loss {loss!r} of the task {task.name}, which has "
+                    f"{', '.join(task.losses)}; it is one of {other.name}; register yours with "
+                    f"register_loss(task={task.name!r})",
                 )
         raise UnknownNameError("loss", loss, task.losses)
     if config.task.metrics:

@@ -116,6 +116,9 @@ def build_model(
                     "in_chans": preprocess.in_chans,
                     "img_size": preprocess.model_size,
                 }
+                if "img_size" in options:
+                    options = dict(options)
+                    sizes["img_size"] = size_pair(options.pop("img_size"))
                 if model_info(name).named:
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
@@ -131,6 +134,7 @@ def build_model(
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
         targets=description.get("targets", {}),
+        calibration=description.get("calibration"),
     )
     if builder is not None:
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
@@ -272,7 +276,10 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         preprocess = preprocess or Preprocess(size_pair(options["img_size"]), options["in_chans"])
         # Classes beyond those of the data that a model was fitted to are named by their numbers.
         classes += tuple(map(str, range(len(classes), options.get("num_classes", 0))))
-        sizes = ("num_classes", "in_chans", "img_size", "classes")
+        sizes = ["num_classes", "in_chans", "classes"]
+        # Of a network of any size it is not that of the images.
+        if size_pair(options["img_size"]) == preprocess.model_size:
+            sizes.append("img_size")
         options = {key: option for key, option in options.items() if key not in sizes}
     else:
         raise ArgumentError(
@@ -292,6 +299,8 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         description["targets"] = metadata.targets
     if metadata.builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
+    if metadata.calibration:
+        description["calibration"] = dict(metadata.calibration)
     return description
 
 
@@ -446,7 +455,7 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     if num_classes == current_number:
         return model
 
-    changes = {"classes": list(range(num_classes)), "options": options}
+    changes = {"classes": list(range(num_classes)), "options": options, "calibration": None}
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized

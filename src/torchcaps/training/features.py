@@ -24,12 +24,12 @@ from torchcaps.data import Dataset, Preprocess, refuse_augmentations
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.data.files import identities
 from torchcaps.data.load import default_cache_dir
+from torchcaps.data.targets import read_targets
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.nn.head import as_map, check_features
 from torchcaps.settings import TrainConfig
 from torchcaps.training.files import checksum, make_folder
-from torchcaps.training.inputs import target_tensors
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import spec_of
 
@@ -159,9 +159,9 @@ def feature_set(features: Tensor, labels: Any, in_features: int | None = None) -
         ArgumentError: features or labels of another shape.
     """
     check_features(features, in_features)
-    classes, targets = target_tensors(labels)
+    targets = read_targets(labels)
     maps = as_map(features).movedim(-1, 1)
-    return Dataset(maps, targets, classes, "features", preprocess=FeaturePreprocess)
+    return Dataset(maps, targets.tensors, targets.classes, "features", preprocess=FeaturePreprocess)
 
 
 def can_store(model: nn.Module, images: Dataset) -> bool:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torchcaps import training
 from torchcaps.data import Dataset, few_labels, match_classes
 from torchcaps.data.augment import ordered_augmentations
+from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
+from torchcaps.training.calibration import calibration_of, preprocessing
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -37,6 +39,7 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
+    check_module,
     declares,
     find_network,
     model_metadata,
@@ -119,6 +122,7 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
+    check_module(model)
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
@@ -135,10 +139,8 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
-        known = model_metadata(network)
-        facts = task.target_facts(images)
-        if facts != known.targets:
-            set_model_metadata(network, replace(known, targets=facts))
+        facts = dict(task.target_facts)
+        set_model_metadata(network, replace(model_metadata(network), targets=facts))
         if transform is not None:
             _add_transform(task, transform)
         sentences = list(_model_notes(model, task, val_images, verbose))
@@ -159,16 +161,24 @@ def fit(
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
-    # What the model was trained for, for `predict`, `evaluate` and `save`.
+    _remember(model, images, trainer)
+    return Fitted(model.eval(), trainer.history)
+
+
+def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
+    """What a model was trained for, for `predict`, `evaluate` and `save`."""
+    task = trainer.task
+    network = find_network(model)
+    img_size = network.img_size if "size" in images.targets else images.img_size
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
+        preprocess=replace(preprocessing(images, trainer.config.data.crop), img_size=img_size),
         task=task.name,
         spec=task.spec,
+        calibration=trainer.calibration or calibration_of(task, trainer.val_images),
     )
     set_model_metadata(model, metadata)
-    return Fitted(model.eval(), trainer.history)
 
 
 def _fit_data(
@@ -213,6 +223,8 @@ def _read_set(
 ) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
     images = as_set(data, labels, model, target=target, classes=classes)
+    if "size" in images.targets and current().world_size > 1:
+        raise ArgumentError("data", "expected images of one size for several processes")
     return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 

@@ -167,7 +167,7 @@ class RunFolder(Callback):
                     f"stopped after step {step} of {trainer.total_steps}; the state is saved"
                 )
             elif self.is_main:
-                write_calibration(self.run, trainer.task, trainer.val_images)
+                trainer.calibration = write_calibration(self.run, trainer.task, trainer.val_images)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""

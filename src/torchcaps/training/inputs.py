@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.images import check_size, decode_image
 from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
-from torchcaps.data.preprocess import ArrayPreprocess, Preprocess
+from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
 from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
 from torchcaps.errors import ArgumentError
 from torchcaps.tasks import task_class
@@ -107,10 +108,50 @@ def as_set(
             "expected a Dataset, a path, (images, labels), a DataLoader, or images with labels "
             f"beside them, got {type(data).__name__}",
         )
+    sizes = image_sizes(images)
+    if sizes is not None:
+        images = _padded(images)
+        if isinstance(labels, Mapping):
+            labels = {name: _padded(rows) for name, rows in labels.items()}
+        labels = _padded(labels)
     pixels = image_tensor(images, model)
     num_classes = model_size(model, "num_classes")
     read = read_targets(labels, classes, num_classes=num_classes, target=target)
-    return make_set(pixels, read.tensors, read.classes)
+    images = make_set(pixels, read.tensors, read.classes)
+    if sizes is None:
+        return images
+    targets = {**images.targets, "size": sizes}
+    return replace(images, targets=targets, preprocess=OwnSizePreprocess)
+
+
+def image_sizes(images: Any) -> Tensor | None:
+    """Height and width of each array of a list, `[n, 2]`; None where all have one shape."""
+    if not isinstance(images, list | tuple) or len(set(map(np.shape, _arrays(images)))) < 2:
+        return None
+    sizes = []
+    for image in images:
+        shape = tuple(image.shape)
+        is_last = len(shape) == 3 and shape[2] <= MAX_CHANNELS < shape[0]
+        sizes.append(shape[:2] if is_last or len(shape) == 2 else shape[1:])
+    return torch.tensor(sizes)
+
+
+def _arrays(images: Any) -> list[Any]:
+    return [image for image in images if isinstance(image, np.ndarray | Tensor)]
+
+
+def _padded(rows: Any) -> Any:
+    """Arrays of several shapes as one, with zeros at the end of each axis; others as they are."""
+    if image_sizes(rows) is None:
+        return rows
+    arrays = [np.asarray(row) for row in rows]
+    if len({array.ndim for array in arrays}) > 1:
+        raise ArgumentError("data", "expected images with the same number of axes")
+    shapes = [array.shape for array in arrays]
+    padded = np.zeros((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
+    for index, array in enumerate(arrays):
+        padded[index][tuple(map(slice, array.shape))] = array
+    return padded
 
 
 def make_set(
@@ -154,13 +195,20 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
         ) from None
     if pixels.dim() == 3:
         pixels = pixels.unsqueeze(1)
-    elif pixels.dim() == 4 and pixels.shape[3] <= MAX_CHANNELS < pixels.shape[1]:
+    elif pixels.dim() == 4 and _is_channels_last(pixels.shape, model_size(model, "in_chans")):
         pixels = pixels.movedim(3, 1)
     if pixels.is_floating_point():
         return pixels.float().contiguous()
     if pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255:
         pixels = pixels.to(torch.uint8)
     return pixels.contiguous()
+
+
+def _is_channels_last(shape: Sequence[int], in_chans: int | None) -> bool:
+    """Whether the last axis is that of channels: the model's, or else few of them."""
+    if in_chans in shape[1::2]:
+        return shape[1] != in_chans
+    return shape[3] <= MAX_CHANNELS < shape[1]
 
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:
