@@ -11,7 +11,7 @@ from torchcaps.cli.parser import Flag, Json, Root, Run
 def export(
     run: Run,
     *,
-    format: Annotated[str | None, Flag(metavar="onnx|torch")] = None,
+    format: Annotated[str | None, Flag(metavar="onnx|torch|page")] = None,
     output: Path | None = None,
     half: bool = False,
     int8: bool = False,
@@ -27,9 +27,10 @@ def export(
     Example: torchcaps export runs/capsnet-digits --format onnx --output digits.onnx
 
     Args:
-        format: onnx, or torch for a program of torch.export (.pt2); by default from the ending of
-            --output, or onnx.
-        output: The file; by default model.onnx or model.pt2 in the run folder.
+        format: onnx; torch for a program of torch.export (.pt2); or page for a web page that runs the
+            network and explains it. By default from the ending of --output, or onnx.
+        output: The file, or a folder for it; by default model.onnx, model.pt2 or page/index.html in
+            the run folder.
         half: Store weights in float16; they are computed with in float32.
         int8: Store the matrices of capsule layers as whole numbers of 8 bits.
         opset: Version of ONNX's operators; by default the converter's.
@@ -38,9 +39,9 @@ def export(
 
     if output is None:
         format = format or "onnx"
-        output = tc.reporting.evaluation_folder(run) / f"model{EXPORT_FORMATS[format].suffix}"
-    if opset is not None and format == "torch":
-        raise UsageError("--opset: the format torch has none")
+        output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
+    if opset is not None and format in ("torch", "page"):
+        raise UsageError(f"--opset: the format {format} has none")
     exported = tc.export(run, output, format=format, half=half, int8=int8, opset=opset, root=root)
     rows = [["figure", "value"]]
     for name, figure in exported.to_dict().items():

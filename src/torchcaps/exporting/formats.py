@@ -31,13 +31,17 @@ class Subject:
         model: in eval mode, on the CPU, with the weights as the file keeps them.
         images: `[2, channels, height, width]`, an example of its inputs.
         metadata: for the file, ready for JSON; see docs/export.md.
+        origin: the model, or the run or file of weights, that it comes from.
         opset: version of ONNX's operators; None for the default of the converter.
+        root: where the named data set of a run is looked for first.
     """
 
     model: nn.Module
     images: Tensor
     metadata: Mapping[str, Any]
+    origin: nn.Module | str | Path
     opset: int | None = None
+    root: str | None = None
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -68,11 +72,16 @@ class ExportFormat:
         suffix: of its files, such as ".onnx".
         write: writes a file.
         read: opens a file and returns the function that it answers with.
+        file: where it is written by default, within the folder of a run.
+        half_above: its files have weights of more numbers than this in float16 in any case; None
+            for those that have them as asked.
     """
 
     suffix: str
     write: Callable[[Subject, Path], None]
     read: Callable[[Path], Answer]
+    file: str
+    half_above: int | None = None
 
 
 EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
@@ -84,6 +93,8 @@ def register_export_format(
     read: Callable[[Path], Answer],
     *,
     reads: Iterable[str] = (),
+    file: str = "",
+    half_above: int | None = None,
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
@@ -94,6 +105,9 @@ def register_export_format(
         read: opens a file and returns the function that it answers with. `export` checks a file by
             it.
         reads: "opset" if the format has versions of operators.
+        file: where it is written by default, within the folder of a run; "model" and the suffix
+            unless given.
+        half_above: its files have weights of more numbers than this in float16 in any case.
         replace: allow a name that is taken.
 
     Returns:
@@ -104,7 +118,7 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        export_format = ExportFormat(suffix, write, read)
+        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}", half_above)
         EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
         return write
 

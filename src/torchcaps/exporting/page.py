@@ -1,0 +1,347 @@
+"""A page: one HTML file that draws, runs and explains a capsule network in any browser.
+
+The network is in the page: its layers in words and its weights in float16, packed and in base64. The
+files of the page are in the folder of the explorer.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import torchcaps
+from torchcaps.data import Dataset
+from torchcaps.errors import ArgumentError, DataError, ExportError, RunError
+from torchcaps.evaluation import iteration_dynamics, pose_axes
+from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.routing.coupling_maps import places_of
+from torchcaps.evaluation.routing.layers import children_of
+from torchcaps.exporting.formats import Answer, Subject, register_export_format
+from torchcaps.exporting.weights import StoredWeights
+from torchcaps.exporting.network import Network, describe_network
+from torchcaps.functional.geometry import receptive_field
+from torchcaps.models.notebook import parameter_count
+from torchcaps.reporting import open_task
+from torchcaps.training.files import read_header
+from torchcaps.training.run import EVALUATION_FILE, is_run
+from torchcaps.types import model_metadata, spec_of
+
+SMALL = 8192  # numbers of a tensor that stays in float32
+STATIC = Path(torchcaps.__file__).parent / "explorer" / "static"
+NUM_MEASURED = 500  # images that the axes of poses are measured on
+NUM_STOPPED = 200  # images that routing is stopped early on
+NUM_SHOWN = 4  # images of each class that are in the page
+CONTENT = re.compile(r'<script type="application/json" id="content">(.*?)</script>', re.DOTALL)
+PACKED = re.compile(r'<script type="text/plain" id="packed-(\d+)">(.*?)</script>', re.DOTALL)
+SCRIPT = re.compile(r'<script src="([\w-]+\.js)"></script>')
+STYLE = re.compile(r'<link rel="stylesheet" href="([\w-]+\.css)">')
+
+
+class Content(NamedTuple):
+    """A network as the page has it.
+
+    Attributes:
+        head: ready for JSON.
+        arrays: of kinds "half", "float" and "byte" by their type, which `head` names by place.
+    """
+
+    head: dict[str, Any]
+    arrays: list[np.ndarray]
+
+    def keep(self, tensor: Tensor) -> int:
+        """The place of an array."""
+        self.arrays.append(np.ascontiguousarray(tensor.numpy()))
+        return len(self.arrays) - 1
+
+
+def describe(model: Any, data: Dataset | None, name: str, accuracy: float | None) -> Content:
+    """What the page says of a model, wherever it runs.
+
+    Args:
+        model: with `.classes` and `.preprocess`, on the CPU.
+        data: images to show and to measure with, `[n, channels, height, width]`.
+        name: of the model on the page.
+        accuracy: on its test images, in [0, 1].
+
+    Returns:
+        The description, with examples and, of a classifier with capsules and a decoder, the axes of
+        the poses.
+    """
+    spec = spec_of(model)
+    metadata = model_metadata(model)
+    height, width = metadata.preprocess.model_size
+    head: dict[str, Any] = {
+        "name": name,
+        "classes": list(metadata.classes),
+        "shape": [metadata.preprocess.in_chans, height, width],
+        "activation": spec.activation,
+        "poses": spec.pose and not spec.is_dense,
+        "decoder": spec.decoder,
+        "parameters": parameter_count(model),
+        "accuracy": accuracy,
+        "data": "" if data is None else data.name,
+        "places": _places(model),
+        "limits": {},
+        "axes": {},
+        "stopped": None,
+        "examples": None,
+    }
+    content = Content(head, [])
+    is_labeled = data is not None and "label" in data.targets and len(metadata.classes) > 1
+    if data is not None and is_labeled and not spec.is_dense:
+        _add_measures(content, model, data)
+    return content
+
+
+def _places(model: nn.Module) -> dict[str, Any] | None:
+    """Where the children of the class capsules are: rows and columns, and what each of them sees."""
+    shape = model_metadata(model).preprocess
+    blank = torch.zeros(1, shape.in_chans, *shape.model_size)
+    try:
+        with evaluating(model), places_of(model) as places, children_of(model) as children:
+            model(blank)
+    except ArgumentError:  # no routed layer
+        return None
+    capsules = places.map_of(list(children.values())[-1])
+    if capsules is None or capsules.slides is None:
+        return None
+    rows, columns = capsules.capsules.pose.shape[1:3]
+    fields = [receptive_field(capsules.slides, axis)._asdict() for axis in (0, 1)]
+    return {"rows": rows, "columns": columns, "fields": fields}
+
+
+def _add_measures(content: Content, model: Any, data: Dataset) -> None:
+    """Examples, axes of poses, and what the model gives when its routing is stopped early."""
+    head = content.head
+    spread = torch.linspace(0, len(data) - 1, min(NUM_MEASURED, len(data))).long()
+    images = data.float_images(spread).cpu()
+    labels = data.labels[spread].cpu()
+    with evaluating(model):
+        activation = model(images).float()
+    top, second = activation.topk(2).values.T
+    is_right = activation.argmax(dim=1) == labels
+    margin = torch.where(is_right, top - second, second - top)
+    chosen = [int(margin.argmax()), int(margin.argmin())]  # a good one, and one that it doubts
+    for label in range(len(head["classes"])):
+        chosen += (labels == label).nonzero().flatten()[:NUM_SHOWN].tolist()
+    chosen = list(dict.fromkeys(chosen))
+    pixels = images[chosen].mul(255).round().to(torch.uint8)
+    head["examples"] = {"images": content.keep(pixels), "labels": labels[chosen].tolist()}
+    if not head["poses"]:
+        return
+    if head["decoder"]:
+        for label, axes in pose_axes(model, images, labels).items():
+            head["axes"][label] = {
+                "mean": axes.mean.tolist(),
+                "axes": axes.axes.tolist(),
+                "deviations": axes.deviations.tolist(),
+                "share": axes.share,
+                "names": axes.names,
+            }
+    some = slice(0, NUM_STOPPED)
+    dynamics = iteration_dynamics(model, images[some], labels[some])
+    head["stopped"] = {"images": len(labels[some]), "accuracy": dynamics.accuracy}
+
+
+def carry(model: Any, data: Dataset | None, name: str, accuracy: float | None) -> Content:
+    """A network with its weights, which the page itself runs.
+
+    Args:
+        model: one of those that a page carries.
+        data: see `describe`.
+        name: of the model on the page.
+        accuracy: see `describe`.
+
+    Returns:
+        The network; weights of more than 8,192 numbers are in float16, others in float32.
+
+    Raises:
+        ExportError: for another model.
+    """
+    network = describe_network(model)
+    content = describe(model, data, name, accuracy)
+    places = []
+    for tensor in network.tensors:
+        is_large = tensor.numel() > SMALL
+        places.append(content.keep(tensor.half() if is_large else tensor))
+    content.head["network"] = {
+        "layers": network.layers,
+        "decoder": network.decoder,
+        "drawn": network.drawn,
+        "tensors": places,
+    }
+    return content
+
+
+def assemble(contents: Sequence[Content], source: str = "local") -> str:
+    """The page.
+
+    Args:
+        contents: its networks.
+        source: "local" where the page runs them, "server" where it asks a server.
+
+    Returns:
+        HTML, with everything in it.
+    """
+    networks = []
+    packed = []
+    for number, content in enumerate(contents):
+        table, text = pack(content.arrays)
+        networks.append(content.head | {"arrays": table})
+        packed.append(f'<script type="text/plain" id="packed-{number}">{text}</script>')
+    about = {"version": torchcaps.__version__, "source": source, "networks": networks}
+    text = json.dumps(about, allow_nan=False).replace("<", "\\u003c")
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    hashes = {"script": "", "style": ""}
+
+    def inline(match: re.Match[str]) -> str:
+        if match[1].startswith("source-") and match[1] != f"source-{source}.js":
+            return ""
+        tag = "style" if match[1].endswith(".css") else "script"
+        code = (STATIC / match[1]).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        hashes[tag] += f" 'sha256-{digest}'"
+        return f"<{tag}>{code}</{tag}>"
+
+    html = STYLE.sub(inline, SCRIPT.sub(inline, html))
+    policy = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    policy += f"; script-src{hashes['script']}; style-src{hashes['style']}"
+    policy += "; connect-src 'self'" if source == "server" else "; connect-src 'none'"
+    data = f'<script type="application/json" id="content">{text}</script>\n' + "\n".join(packed)
+    return html.replace("{{policy}}", policy).replace("{{data}}", data)
+
+
+def pack(arrays: Sequence[np.ndarray]) -> tuple[list[dict[str, Any]], str]:
+    """Arrays as a table of shapes and one text.
+
+    The bytes of an array are sorted by their place in a number, which makes them compress better.
+
+    Args:
+        arrays: of float16, float32 or uint8.
+
+    Returns:
+        Kind, shape and first byte of each array; and the bytes, compressed, in base64.
+    """
+    table = []
+    parts = []
+    at = 0
+    for array in arrays:
+        planes = array.reshape(-1, 1).view(np.uint8).T.tobytes()
+        kind = {2: "half", 4: "float", 1: "byte"}[array.itemsize]
+        table.append({"kind": kind, "shape": array.shape, "at": at})
+        parts.append(planes)
+        at += len(planes)
+    return table, base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
+
+
+def unpack(table: Sequence[dict[str, Any]], text: str) -> list[np.ndarray]:
+    """The arrays of `pack`.
+
+    Args:
+        table: kind, shape and first byte of each.
+        text: the bytes.
+
+    Returns:
+        The arrays.
+    """
+    content = zlib.decompress(base64.b64decode(text))
+    arrays = []
+    for entry in table:
+        dtype = {"half": np.float16, "float": np.float32, "byte": np.uint8}[entry["kind"]]
+        size = np.dtype(dtype).itemsize
+        length = size * int(np.prod(entry["shape"]))
+        planes = np.frombuffer(content, np.uint8, length, entry["at"])
+        numbers = planes.reshape(size, -1).T.copy().view(dtype)
+        arrays.append(numbers.reshape(entry["shape"]))
+    return arrays
+
+
+def read_page(path: Path) -> Answer:
+    """Open a page and run its first network by the layers that it names.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The function that it answers with.
+    """
+    html = path.read_text(encoding="utf-8")
+    content = CONTENT.search(html)
+    packed = PACKED.search(html)
+    assert content is not None and packed is not None
+    head = json.loads(content[1])["networks"][0]
+    arrays = unpack(head["arrays"], packed[2])
+    stored = head["network"]
+    tensors = [torch.from_numpy(arrays[place]).float() for place in stored["tensors"]]
+    network = Network(stored["layers"], stored["decoder"], stored["drawn"], tensors)
+
+    def answer(images: np.ndarray) -> np.ndarray:
+        return network.answer(torch.from_numpy(images)).numpy()
+
+    return answer
+
+
+@register_export_format("page", ".html", read_page, file="page/index.html", half_above=SMALL)
+def write_page(subject: Subject, path: Path) -> None:
+    """Write a page with the network in it.
+
+    Args:
+        subject: what to write.
+        path: of the file.
+
+    Raises:
+        ExportError: a page does not carry the model.
+    """
+    origin = subject.origin
+    name = subject.metadata["model"] or "capsules"
+    data = None
+    accuracy = None
+    if not isinstance(origin, nn.Module):
+        data = images_of(origin, subject.root)
+        accuracy = accuracy_of(Path(origin))
+    model = cast(StoredWeights, subject.model).widened()
+    content = carry(model, data, name, accuracy)
+    path.write_text(assemble([content]), encoding="utf-8")
+
+
+def images_of(run: str | Path, root: str | None = None) -> Dataset | None:
+    """The test images of a run, or of weights of the package; None where they are not at hand.
+
+    Args:
+        run: a run folder or a file of weights.
+        root: where a named set is looked for first.
+
+    Returns:
+        The images.
+    """
+    try:
+        return open_task(run, root=root, device="cpu")[1]
+    except (DataError, RunError):
+        return None
+
+
+def accuracy_of(run: Path) -> float | None:
+    """The accuracy on test images that a run, or weights of the package, came with; None for none.
+
+    Args:
+        run: a run folder or a file of weights.
+
+    Returns:
+        The share of images, in [0, 1].
+    """
+    if is_run(run):
+        file = run / EVALUATION_FILE
+        figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    else:
+        figures = read_header(run)[1].get("weights", {})
+    return figures.get("accuracy")
