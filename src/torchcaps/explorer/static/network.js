@@ -22,24 +22,42 @@ const halfTable = (() => {
   };
 })();
 
+/** The bytes of a text in base64. */
+function decodeBytes(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let n = 0; n < bytes.length; n++) bytes[n] = letters.charCodeAt(n);
+  return bytes;
+}
+
 /** The arrays of a network: of each, all first bytes stand before all second ones, and so on. */
 async function unpackArrays(table, text) {
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const stream = new Blob([decodeBytes(text)]).stream();
+  const inflated = stream.pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(inflated).arrayBuffer());
   return table.map(({ kind, shape, at }) => {
     const count = shape.reduce((product, side) => product * side, 1);
-    if (kind === "byte") return { shape, data: bytes.subarray(at, at + count) };
-    const numbers = new Uint8Array(count * BYTES[kind]);
-    for (let plane = 0; plane < BYTES[kind]; plane++) {
-      const start = at + plane * count;
-      for (let n = 0; n < count; n++) numbers[n * BYTES[kind] + plane] = bytes[start + n];
-    }
-    if (kind === "float") return { shape, data: new Float32Array(numbers.buffer) };
-    const floats = halfTable();
-    return { shape, data: Float32Array.from(new Uint16Array(numbers.buffer), (bits) => floats[bits]) };
+    return { shape, data: READERS[kind](bytes.subarray(at, at + count * BYTES[kind]), count) };
   });
 }
+
+const READERS = {
+  byte: (planes) => planes,
+  half(planes, count) {
+    const table = halfTable();
+    const data = new Float32Array(count);
+    for (let n = 0; n < count; n++) data[n] = table[planes[n] | (planes[count + n] << 8)];
+    return data;
+  },
+  float(planes, count) {
+    const numbers = new Uint8Array(4 * count);
+    for (let plane = 0; plane < 4; plane++) {
+      for (let n = 0; n < count; n++) numbers[4 * n + plane] = planes[plane * count + n];
+    }
+    return new Float32Array(numbers.buffer);
+  },
+};
 
 /** Shrinks vectors in place; returns their lengths. "steep" is the squash of Efficient-CapsNet. */
 function squashVectors(vectors, dim, kind = "squash") {
@@ -55,7 +73,7 @@ function squashVectors(vectors, dim, kind = "squash") {
   return lengths;
 }
 
-/** A convolution of a map [channels, height, width]; four outputs at a time. */
+/** A convolution of a map [channels, height, width]; most of its numbers are zero. */
 function convolve(map, layer, { weight, bias }) {
   const [outputs, channels, kernelHeight, kernelWidth] = weight.shape;
   const [, height, width] = map.shape;
@@ -64,29 +82,31 @@ function convolve(map, layer, { weight, bias }) {
   const rows = Math.floor((height + 2 * above - kernelHeight) / downStep) + 1;
   const columns = Math.floor((width + 2 * left - kernelWidth) / rightStep) + 1;
   const size = channels * kernelHeight * kernelWidth;
-  const patch = new Float32Array(size);
+  const patch = new Float32Array(size); // its numbers that are not zero
+  const places = new Int32Array(size); // and where they are
   const result = new Float32Array(outputs * rows * columns);
   const w = weight.data;
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {
-      let isBlank = true;
+      let count = 0;
       for (let channel = 0, k = 0; channel < channels; channel++) {
         for (let a = 0; a < kernelHeight; a++) {
           const y = row * downStep + a - above;
           const start = (channel * height + y) * width;
           for (let b = 0; b < kernelWidth; b++, k++) {
             const x = column * rightStep + b - left;
-            const isInside = y >= 0 && y < height && x >= 0 && x < width;
-            patch[k] = isInside ? map.data[start + x] : 0;
-            if (patch[k] !== 0) isBlank = false;
+            if (y < 0 || y >= height || x < 0 || x >= width) continue;
+            const value = map.data[start + x];
+            if (value === 0) continue;
+            patch[count] = value;
+            places[count++] = k;
           }
         }
       }
       const to = row * columns + column;
       const plane = rows * columns;
       for (let o = 0; o < outputs; o += 4) {
-        if (isBlank) SUMS.fill(0);
-        else dotFour(w, o, outputs, size, patch);
+        dotFour(w, o, outputs - 1, size, patch, places, count);
         for (let n = 0; n < 4 && o + n < outputs; n++) {
           result[(o + n) * plane + to] = SUMS[n] + (bias ? bias.data[o + n] : 0);
         }
@@ -98,9 +118,8 @@ function convolve(map, layer, { weight, bias }) {
 
 const SUMS = new Float64Array(4); // of `dotFour`
 
-/** Products of a patch with four rows of a matrix; rows beyond the last repeat it. */
-function dotFour(w, row, rows, size, patch) {
-  const last = rows - 1;
+/** Products of the numbers of a patch with four rows of a matrix; beyond the last it repeats. */
+function dotFour(w, row, last, size, patch, places, count) {
   const first = row * size;
   const second = Math.min(row + 1, last) * size;
   const third = Math.min(row + 2, last) * size;
@@ -109,8 +128,9 @@ function dotFour(w, row, rows, size, patch) {
   let s1 = 0;
   let s2 = 0;
   let s3 = 0;
-  for (let k = 0; k < size; k++) {
-    const v = patch[k];
+  for (let n = 0; n < count; n++) {
+    const v = patch[n];
+    const k = places[n];
     s0 += w[first + k] * v;
     s1 += w[second + k] * v;
     s2 += w[third + k] * v;
