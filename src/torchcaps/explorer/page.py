@@ -6,8 +6,10 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import nn
+
 from torchcaps.data.load import default_cache_dir
-from torchcaps.errors import ArgumentError, DataError, ExportError, RunError
+from torchcaps.errors import ArgumentError, ExportError
 from torchcaps.explorer.answers import Shown
 from torchcaps.explorer.server import bind
 from torchcaps.exporting.page import (
@@ -19,11 +21,11 @@ from torchcaps.exporting.page import (
     images_of,
 )
 from torchcaps.models import weights_file
-from torchcaps.reporting import evaluation_folder, open_task
+from torchcaps.reporting import evaluation_folder
 from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.files import atomic, make_folder
+from torchcaps.training.files import MODEL_FILE, atomic, make_folder
 from torchcaps.types import model_metadata
 from torchcaps.words import unique_suffixes
 
@@ -58,7 +60,8 @@ def explore(
         TrainingError: a page cannot be written.
     """
     runs = [Path(path) for path in (run or weights_file(), other) if path is not None]
-    names = unique_suffixes([path.with_suffix("") for path in runs])
+    names = unique_suffixes([path.parent if path.name == MODEL_FILE else path for path in runs])
+    names = [name.removesuffix(".safetensors") for name in names]
     try:
         contents = [_carry(path, name, root) for path, name in zip(runs, names, strict=True)]
         models = []
@@ -67,11 +70,13 @@ def explore(
         models, contents = [], []
         source = "server"
         for path, name in zip(runs, names, strict=True):
-            shown, content = _describe(path, name, root)
+            shown, content = describe_run(path, name, root)
             content.head["model"] = len(models)
             models.append(shown)
             contents.append(content)
         port = PORT if port is None else port
+    for content in contents[1:]:
+        content.head["role"] = "other"
     html = assemble(contents, source)
     if port is None:
         folder = default_cache_dir() if run is None else evaluation_folder(runs[0])
@@ -97,16 +102,33 @@ def _carry(run: Path, name: str, root: str | None) -> Content:
     return carry(model, images_of(run, root), name, accuracy_of(run))
 
 
-def _describe(run: Path, name: str, root: str | None) -> tuple[Shown, Content]:
-    """A model that the server answers for."""
-    try:
-        task, data = open_task(run, root=root, device="cpu")
-    except (DataError, RunError):
-        model = load_model(run, "cpu")
-        task, data = create_task(model, TrainConfig.of(task=model_metadata(model).task)), None
-    preprocess = model_metadata(task.model).preprocess
+def describe_run(
+    run: str | Path | nn.Module, name: str, root: str | None = None
+) -> tuple[Shown, Content]:
+    """A model that the server answers for.
+
+    Args:
+        run: a model, a run folder or a file of weights.
+        name: of the model on the page.
+        root: where a named data set is looked for first.
+
+    Returns:
+        What the server needs of it, and what the page says of it.
+
+    Raises:
+        RunError: for no run.
+        ArgumentError: for a model that takes no pictures.
+    """
+    model = load_model(run, "cpu")
+    preprocess = model_metadata(model).preprocess
     if not preprocess.is_picture:
         problem = f"the explorer shows pictures, and this model takes {preprocess.kind}"
         raise ArgumentError(name, problem)
+    data = None
+    accuracy = None
+    task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
+    if not isinstance(run, nn.Module):
+        data = images_of(run, root)
+        accuracy = accuracy_of(Path(run))
     shape = (preprocess.in_chans, *preprocess.model_size)
-    return Shown(task, shape), describe(task.model, data, name, accuracy_of(run))
+    return Shown(task, shape), describe(task.model, data, name, accuracy)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, multi_hot
 from torchcaps.errors import ArgumentError, DataError, ExportError, RunError
 from torchcaps.evaluation import iteration_dynamics, pose_axes
-from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.forward import evaluating, image_activations
 from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.evaluation.routing.layers import children_of
 from torchcaps.exporting.formats import Answer, Subject, register_export_format
@@ -80,16 +80,23 @@ def describe(model: Any, data: Dataset | None, name: str, accuracy: float | None
     spec = spec_of(model)
     metadata = model_metadata(model)
     height, width = metadata.preprocess.model_size
+    shape = (metadata.preprocess.in_chans, height, width)
+    has_poses = spec.pose and not spec.is_dense
+    names = list(metadata.classes)
+    if has_poses:
+        with evaluating(model):
+            count = model.capsules(torch.zeros(1, *shape)).activation.shape[1]
+        if count != len(names):  # capsules that are not the classes
+            names = [f"capsule {k + 1}" for k in range(count)]
     head: dict[str, Any] = {
         "name": name,
-        "classes": list(metadata.classes),
-        "shape": [metadata.preprocess.in_chans, height, width],
+        "classes": names,
+        "shape": shape,
         "activation": spec.activation,
-        "poses": spec.pose and not spec.is_dense,
-        "decoder": spec.decoder,
+        "poses": has_poses,
+        "decoder": spec.decoder and has_poses,
         "parameters": parameter_count(model),
         "accuracy": accuracy,
-        "data": "" if data is None else data.name,
         "places": _places(model),
         "limits": {},
         "axes": {},
@@ -97,8 +104,8 @@ def describe(model: Any, data: Dataset | None, name: str, accuracy: float | None
         "examples": None,
     }
     content = Content(head, [])
-    is_labeled = data is not None and "label" in data.targets and len(metadata.classes) > 1
-    if data is not None and is_labeled and not spec.is_dense:
+    is_labeled = data is not None and {"label", "labels"} & set(data.targets)
+    if data is not None and is_labeled and not spec.is_dense and len(names) == len(data.classes):
         _add_measures(content, model, data)
     return content
 
@@ -126,18 +133,24 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
     spread = torch.linspace(0, len(data) - 1, min(NUM_MEASURED, len(data))).long()
     images = data.float_images(spread).cpu()
     labels = data.labels[spread].cpu()
-    with evaluating(model):
-        activation = model(images).float()
-    top, second = activation.topk(2).values.T
-    is_right = activation.argmax(dim=1) == labels
-    margin = torch.where(is_right, top - second, second - top)
-    chosen = [int(margin.argmax()), int(margin.argmin())]  # a good one, and one that it doubts
-    for label in range(len(head["classes"])):
-        chosen += (labels == label).nonzero().flatten()[:NUM_SHOWN].tolist()
+    truth = multi_hot(labels, len(head["classes"])).bool()
+    activation = image_activations(model, images)
+    shortest = activation.masked_fill(~truth, torch.inf).amin(dim=1)
+    margin = shortest - activation.masked_fill(truth, -torch.inf).amax(dim=1)
+    chosen = [int(margin.argmax()), int(margin.abs().argmin())]  # a good one, and a doubtful one
+    if labels.dim() == 1:
+        for label in range(truth.shape[1]):
+            chosen += truth[:, label].nonzero().flatten()[:NUM_SHOWN].tolist()
+    else:
+        chosen += margin.argsort(descending=True)[:: 1 + len(margin) // NUM_SHOWN].tolist()
+        chosen.append(int(margin.argmin()))
     chosen = list(dict.fromkeys(chosen))
-    pixels = images[chosen].mul(255).round().to(torch.uint8)
-    head["examples"] = {"images": content.keep(pixels), "labels": labels[chosen].tolist()}
-    if not head["poses"]:
+    head["examples"] = {
+        "images": content.keep(images[chosen].mul(255).round().to(torch.uint8)),
+        "labels": [row.nonzero().flatten().tolist() for row in truth[chosen]],
+        "right": (margin[chosen] > 0).tolist(),
+    }
+    if labels.dim() > 1 or not head["poses"]:
         return
     if head["decoder"]:
         for label, axes in pose_axes(model, images, labels).items():
@@ -148,9 +161,10 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
                 "share": axes.share,
                 "names": axes.names,
             }
-    some = slice(0, NUM_STOPPED)
-    dynamics = iteration_dynamics(model, images[some], labels[some])
-    head["stopped"] = {"images": len(labels[some]), "accuracy": dynamics.accuracy}
+    if head["places"] is not None:  # it has routing
+        some = slice(0, NUM_STOPPED)
+        dynamics = iteration_dynamics(model, images[some], labels[some])
+        head["stopped"] = {"images": len(labels[some]), "accuracy": dynamics.accuracy}
 
 
 def carry(model: Any, data: Dataset | None, name: str, accuracy: float | None) -> Content:

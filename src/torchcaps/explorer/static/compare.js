@@ -10,7 +10,7 @@ addView("compare", "Compare", (panel) => {
   function addCell(title, head) {
     const rosette = makeRosette(head.classes, 1.4);
     const words = make("p");
-    grid.append(make("div", {}, make("h3", { class: "quiet" }, title), rosette.svg, words));
+    grid.append(make("div", {}, make("p", { class: "title" }, title), rosette.svg, words));
     return { rosette, words, head };
   }
 

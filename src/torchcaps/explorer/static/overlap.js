@@ -36,8 +36,7 @@ function addOverlap(head) {
       source = await openNetwork(head);
       rosette = makeRosette(head.classes);
       head.examples.labels.forEach((truth, k) => {
-        const isWrong = k === head.examples.labels.length - 1;
-        const title = isWrong ? "one that it reads wrong" : truth.map((label) => head.classes[label]).join(" + ");
+        const title = !head.examples.right[k] ? "one that it reads wrong" : truth.map((label) => head.classes[label]).join(" + ");
         row.append(make("button", { "data-index": k, onclick: () => show(k) }, title));
       });
       const share = head.accuracy === null ? "" : ` It reads both digits of ${(100 * head.accuracy).toFixed(0)} % of its test pairs.`;

@@ -6,7 +6,7 @@ const page = {
   networks: [], // descriptions
   source: null, // of the first network
   image: null, // what the network sees: [channels, height, width] in [0, 1]
-  truth: null, // the class of an example, as its index
+  truth: null, // the classes of an example, as a list of indices
   look: null, // what the network makes of it
   step: "last", // an index of look.steps, "last" or "off"
   pinned: null, // the class that somebody chose
@@ -114,6 +114,7 @@ function tell(problem) {
 /** What the answer is in words: a class, or that there is none. */
 function judge(head, look, error) {
   const { lengths } = look;
+  if (!lengths.length) return { kind: "no classes", why: "This model names nothing." };
   const [first, second] = rankClasses(lengths);
   const { length, margin, error: largest } = head.limits;
   const between = `${head.classes[first]} or ${head.classes[second]}`;
@@ -127,7 +128,8 @@ function judge(head, look, error) {
   if (largest !== undefined && error !== null && error > largest) {
     return { kind: "unknown", why: "The drawing does not resemble the image." };
   }
-  return { kind: "known", label: first, why: "" };
+  const count = head.several ?? 1;
+  return { kind: "known", labels: rankClasses(lengths).slice(0, count), why: "" };
 }
 
 let isBusy = false;
@@ -184,10 +186,13 @@ function renderLengths(head, shown, label, error) {
   const strong = make("b");
   const words = make("span");
   if (verdict.kind === "known") {
-    strong.textContent = head.classes[verdict.label];
-    words.textContent = `${unit} ${two(shown.lengths[verdict.label])}`;
+    const { labels } = verdict;
+    strong.textContent = labels.map((k) => head.classes[k]).join(" and ");
+    words.textContent = `${unit} ${labels.map((k) => two(shown.lengths[k])).join(" and ")}`;
     if (page.truth !== null) {
-      words.append(verdict.label === page.truth ? " ✓" : ` ✗ it is labeled ${head.classes[page.truth]}`);
+      const isRight = page.truth.every((k) => labels.includes(k));
+      const names = page.truth.map((k) => head.classes[k]).join(" and ");
+      words.append(isRight ? " ✓" : ` ✗ it is labeled ${names}`);
     }
   } else {
     strong.textContent = verdict.kind;

@@ -141,7 +141,8 @@ function showExample(index) {
   showOnPaper(pixels, page.source.head.shape);
   page.pinned = null;
   page.child = null;
-  byId("labels").textContent = `A test image, labeled ${page.source.head.classes[truth]}. Draw over it.`;
+  const names = truth.map((k) => page.source.head.classes[k]).join(" and ");
+  byId("labels").textContent = `A test image, labeled ${names}. Draw over it.`;
   return see(pixels, { truth });
 }
 
@@ -228,7 +229,7 @@ function setUpExamples() {
   if (!examples) return;
   const [well, doubted, next] = buttons;
   for (const [index, button] of [well, doubted].entries()) {
-    const canvas = make("canvas", { "aria-hidden": true });
+    const canvas = make("canvas", { "aria-hidden": "true" });
     paint(canvas, exampleOf(page.source, index).pixels, shape);
     button.prepend(canvas);
   }
