@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -78,12 +79,19 @@ def has_votes(task: Task) -> bool:
 
 
 def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
-    """The votes for the classes, and the couplings when routing stops after each iteration."""
-    last = max(router.num_iterations for router in routers_of(model).values())
-    changes = [methodcaller("with_iterations", n) for n in range(1, min(last, MAX_STEPS) + 1)]
+    """The votes for the classes, and the couplings when routing stops after each iteration.
+
+    Layers below route as they do, so that the votes stay the same.
+    """
+    last = list(routers_of(model).values())[-1]
+    count = min(last.num_iterations, MAX_STEPS)
+    changes = [methodcaller("with_iterations", n) for n in range(1, count + 1)]
     steps = []
     for change in [*changes, Router.uniform]:
-        with swapped_routers(model, change), children_of(model) as children:
+        with (
+            swapped_routers(model, partial(_change_last, last, change)),
+            children_of(model) as children,
+        ):
             name, trace = list(route_images(model, pixels).layers.items())[-1]
         layer = routed_layers(model)[name]
         votes = layer.make_votes(children[name])
@@ -100,6 +108,10 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
         "steps": steps[:-1],
         "off": steps[-1],
     }
+
+
+def _change_last(last: Router, change: Callable[[Router], Router], router: Router) -> Router:
+    return change(router) if router is last else router
 
 
 def draw(shown: Shown, pose: Any, label: Any, **_: Any) -> dict[str, Any]:

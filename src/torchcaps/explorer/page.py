@@ -5,6 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -14,10 +15,10 @@ from torchcaps.explorer.answers import Shown
 from torchcaps.explorer.server import bind
 from torchcaps.exporting.page import (
     Content,
-    accuracy_of,
     assemble,
     carry,
     describe,
+    facts_of,
     images_of,
 )
 from torchcaps.models import weights_file
@@ -99,7 +100,7 @@ def explore(
 def _carry(run: Path, name: str, root: str | None) -> Content:
     """A network that the page runs itself; ExportError for one that it cannot."""
     model = load_model(run, "cpu")
-    return carry(model, images_of(run, root), name, accuracy_of(run))
+    return carry(model, images_of(run, root), name, facts_of(run))
 
 
 def describe_run(
@@ -125,10 +126,10 @@ def describe_run(
         problem = f"the explorer shows pictures, and this model takes {preprocess.kind}"
         raise ArgumentError(name, problem)
     data = None
-    accuracy = None
+    facts: dict[str, Any] = {}
     task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
     if not isinstance(run, nn.Module):
         data = images_of(run, root)
-        accuracy = accuracy_of(Path(run))
+        facts = facts_of(Path(run))
     shape = (preprocess.in_chans, *preprocess.model_size)
-    return Shown(task, shape), describe(task.model, data, name, accuracy)
+    return Shown(task, shape), describe(task.model, data, name, facts)

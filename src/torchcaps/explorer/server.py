@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
             check_range("model", index, low=0, high=len(self.models) - 1)
             answer = ANSWERS[name](self.models[index], **request)
             status = 200
-        except (TorchcapsError, TypeError, ValueError) as error:
+        except (RecursionError, TorchcapsError, TypeError, ValueError) as error:
             answer = {"error": one_line(str(error))}
             status = 400
         self._send(status, json.dumps(answer).encode(), "application/json")

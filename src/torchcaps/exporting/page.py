@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +32,7 @@ from torchcaps.exporting.network import Network, describe_network
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import open_task
+from torchcaps.reporting.prediction import Predictor
 from torchcaps.training.files import read_header
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.types import model_metadata, spec_of
@@ -64,14 +65,14 @@ class Content(NamedTuple):
         return len(self.arrays) - 1
 
 
-def describe(model: Any, data: Dataset | None, name: str, accuracy: float | None) -> Content:
+def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
     """What the page says of a model, wherever it runs.
 
     Args:
         model: with `.classes` and `.preprocess`, on the CPU.
         data: images to show and to measure with, `[n, channels, height, width]`.
         name: of the model on the page.
-        accuracy: on its test images, in [0, 1].
+        facts: what else is known of it; see `facts_of`.
 
     Returns:
         The description, with examples and, of a classifier with capsules and a decoder, the axes of
@@ -96,9 +97,9 @@ def describe(model: Any, data: Dataset | None, name: str, accuracy: float | None
         "poses": has_poses,
         "decoder": spec.decoder and has_poses,
         "parameters": parameter_count(model),
-        "accuracy": accuracy,
+        "accuracy": facts.get("accuracy"),
         "places": _places(model),
-        "limits": {},
+        "limits": facts.get("limits", {}),
         "axes": {},
         "stopped": None,
         "examples": None,
@@ -167,14 +168,14 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
         head["stopped"] = {"images": len(labels[some]), "accuracy": dynamics.accuracy}
 
 
-def carry(model: Any, data: Dataset | None, name: str, accuracy: float | None) -> Content:
+def carry(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
     """A network with its weights, which the page itself runs.
 
     Args:
         model: one of those that a page carries.
         data: see `describe`.
         name: of the model on the page.
-        accuracy: see `describe`.
+        facts: see `describe`.
 
     Returns:
         The network; weights of more than 8,192 numbers are in float16, others in float32.
@@ -183,7 +184,7 @@ def carry(model: Any, data: Dataset | None, name: str, accuracy: float | None) -
         ExportError: for another model.
     """
     network = describe_network(model)
-    content = describe(model, data, name, accuracy)
+    content = describe(model, data, name, facts)
     places = []
     for tensor in network.tensors:
         is_large = tensor.numel() > SMALL
@@ -319,12 +320,12 @@ def write_page(subject: Subject, path: Path) -> None:
     origin = subject.origin
     name = subject.metadata["model"] or "capsules"
     data = None
-    accuracy = None
+    facts: dict[str, Any] = {}
     if not isinstance(origin, nn.Module):
         data = images_of(origin, subject.root)
-        accuracy = accuracy_of(Path(origin))
+        facts = facts_of(Path(origin))
     model = cast(StoredWeights, subject.model).widened()
-    content = carry(model, data, name, accuracy)
+    content = carry(model, data, name, facts)
     path.write_text(assemble([content]), encoding="utf-8")
 
 
@@ -344,18 +345,22 @@ def images_of(run: str | Path, root: str | None = None) -> Dataset | None:
         return None
 
 
-def accuracy_of(run: Path) -> float | None:
-    """The accuracy on test images that a run, or weights of the package, came with; None for none.
+def facts_of(run: Path) -> dict[str, Any]:
+    """What a run, or weights of the package, came with beside the model.
 
     Args:
         run: a run folder or a file of weights.
 
     Returns:
-        The share of images, in [0, 1].
+        "accuracy" on the test images, in [0, 1] or None; and "limits" beyond which an image is
+        unknown: the least "length" and "margin" and the largest "error", of images that were
+        "changed" into the form of the training images, and of others.
     """
     if is_run(run):
         file = run / EVALUATION_FILE
         figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     else:
         figures = read_header(run)[1].get("weights", {})
-    return figures.get("accuracy")
+    calibration = Predictor(run).calibration
+    limits = {} if calibration is None else calibration.to_dict().get("limits", {})
+    return {"accuracy": figures.get("accuracy", figures.get("exact")), "limits": limits}

@@ -157,10 +157,11 @@ def _name_of(along: dict[str, Tensor], usual: dict[str, Tensor], taken: list[str
     """The measure that changes steadily and most along an axis, and is not taken; "" for none."""
     changes = {}
     for name, figures in along.items():
-        correlation = spearmanr(torch.arange(len(figures)), figures).statistic
         unit = max(float(usual[name].std()), VISIBLE[name])
         change = float((figures[-1] - figures[0]).abs()) / unit
-        is_steady = abs(correlation) >= LEAST_CORRELATION
-        if is_steady and change >= LEAST_CHANGE and name not in taken:
+        if change < LEAST_CHANGE or name in taken:
+            continue
+        correlation = spearmanr(torch.arange(len(figures)), figures).statistic
+        if abs(correlation) >= LEAST_CORRELATION:
             changes[name] = change
     return max(changes, key=lambda name: changes[name], default="")

@@ -99,11 +99,11 @@ function paintDifference(canvas, pixels, shape) {
   paint(canvas, colors, [3, height, width]);
 }
 
-/** Mean squared difference of two pictures. */
-function meanSquare(first, second) {
+/** Distance of two pictures: the root of the sum of squared differences. */
+function distanceOf(first, second) {
   let sum = 0;
   for (let n = 0; n < first.length; n++) sum += (first[n] - second[n]) ** 2;
-  return sum / first.length;
+  return Math.sqrt(sum);
 }
 
 function tell(problem) {
@@ -112,11 +112,12 @@ function tell(problem) {
 }
 
 /** What the answer is in words: a class, or that there is none. */
-function judge(head, look, error) {
+function judge(head, look, error, isWhole) {
   const { lengths } = look;
   if (!lengths.length) return { kind: "no classes", why: "This model names nothing." };
   const [first, second] = rankClasses(lengths);
-  const { length, margin, error: largest } = head.limits;
+  const limits = isWhole && head.limits[page.truth ? "unchanged" : "changed"];
+  const { length, margin, error: largest } = limits || {};
   const between = `${head.classes[first]} or ${head.classes[second]}`;
   if (Math.max(...page.image) < 0.1) return { kind: "empty", why: "Nothing is drawn yet." };
   if (length !== undefined && lengths[first] < length) {
@@ -125,8 +126,8 @@ function judge(head, look, error) {
   if (margin !== undefined && lengths[first] - lengths[second] < margin) {
     return { kind: "unknown", why: `${between}: two capsules are nearly as long.` };
   }
-  if (largest !== undefined && error !== null && error > largest) {
-    return { kind: "unknown", why: "The drawing does not resemble the image." };
+  if (largest !== undefined && error !== null && page.pinned === null && error > largest) {
+    return { kind: "unknown", why: "What the capsule draws does not resemble the image." };
   }
   const count = head.several ?? 1;
   return { kind: "known", labels: rankClasses(lengths).slice(0, count), why: "" };
@@ -172,7 +173,7 @@ async function render() {
   if (head.decoder && head.poses) {
     const drawing = await page.source.draw(poseOf(shown, label), label);
     paint(byId("drawn"), drawing, head.shape);
-    error = meanSquare(drawing, page.image);
+    error = distanceOf(drawing, page.image);
     const dim = poseOf(shown, label).length;
     byId("drawn-caption").textContent = `${head.classes[label]} drawn back from its ${dim} numbers`;
   }
@@ -181,7 +182,8 @@ async function render() {
 }
 
 function renderLengths(head, shown, label, error) {
-  const verdict = judge(head, shown, error);
+  const isWhole = shown === (page.look.steps.at(-1) ?? page.look); // as the limits were measured
+  const verdict = judge(head, shown, error, isWhole);
   const unit = head.activation === "length" ? "length" : head.activation;
   const strong = make("b");
   const words = make("span");
