@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-
 from .conftest import the_sentence
 
 
@@ -27,8 +26,12 @@ def test_a_run_becomes_a_page_that_is_opened(command, run, monkeypatch):
 
 def test_two_runs_are_in_one_page(command, run, tmp_path):
     (tmp_path / "second").mkdir()
-    (tmp_path / "second" / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
-    assert command("explore", run, tmp_path / "second" / "model.safetensors", "--no-open").status == 0
+    (tmp_path / "second" / "model.safetensors").write_bytes(
+        (run / "model.safetensors").read_bytes()
+    )
+    assert (
+        command("explore", run, tmp_path / "second" / "model.safetensors", "--no-open").status == 0
+    )
     html = (run / "page" / "index.html").read_text()
     assert '"role": "other"' in html and '"name": "second"' in html
 
@@ -54,7 +57,9 @@ def test_bad_arguments_are_refused_in_one_sentence(command, words, status, sente
     assert sentence in the_sentence(outcome)
 
 
-def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, monkeypatch, tmp_path):
+def test_without_a_run_a_network_of_the_package_is_shown_with_digits(
+    command, monkeypatch, tmp_path
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     outcome = command("explore", "--no-open")
     assert outcome.status == 0

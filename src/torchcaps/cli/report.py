@@ -28,7 +28,6 @@ from torchcaps.cli.parser import (
     Run,
     RunOrOurs,
     check_flag,
-    use_threads,
 )
 
 

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 import torchcaps
 from torchcaps.data import Dataset, multi_hot
-from torchcaps.errors import ArgumentError, DataError, ExportError, RunError
+from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import iteration_dynamics, pose_axes
 from torchcaps.evaluation.forward import evaluating, image_activations
 from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.evaluation.routing.layers import children_of
 from torchcaps.exporting.formats import Answer, Subject, register_export_format
-from torchcaps.exporting.weights import StoredWeights
 from torchcaps.exporting.network import Network, describe_network
+from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import open_task

@@ -3,6 +3,7 @@
 
 const REACH = 2.5; // standard deviations on either side
 const RAW_REACH = 0.5;
+const NAMES_OF_AXES = { across: "position →", down: "position ↓" };
 
 addView("pose", "Pose", (panel) => {
   const drawing = make("canvas", { id: "pose-drawing", role: "img" });
@@ -65,8 +66,8 @@ addView("pose", "Pose", (panel) => {
     raw.replaceChildren();
     const axes = head.axes[label];
     if (axes) {
-      axes.axes.forEach((_, k) => {
-        addSlider(sliders, axes.names[k] || `axis ${k + 1}`, REACH, (value) => {
+      axes.names.forEach((name, k) => {
+        addSlider(sliders, NAMES_OF_AXES[name] ?? (name || `axis ${k + 1}`), REACH, (value) => {
           move(k, value - amountsOf(axes)[k]);
           redraw();
         });
