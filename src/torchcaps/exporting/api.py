@@ -96,8 +96,8 @@ def export(
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
-        path: of the file, or of a folder where `format` is named. What was there before is replaced
-            when all is done.
+        path: of the file, or of the folder of a page. What was there before is replaced when all is
+            done.
         format: "onnx", "torch", "page", or one that was registered; by default from the ending of
             `path`.
         half: store all weights in float16; a page does so with large ones in any case.
@@ -122,16 +122,17 @@ def export(
     path = Path(path)
     name = _format_name(path, format)
     export_format = EXPORT_FORMATS[name]
-    if not path.suffix:  # a folder
-        path /= Path(export_format.file).name
-    half_above = 0 if half else export_format.half_above
+    default = Path(export_format.file)
+    if default.name != export_format.file and not path.suffix:  # its files are alone in a folder
+        path /= default.name
+    half_limit = 0 if half else export_format.half_limit
     if opset is not None and "opset" not in EXPORT_FORMATS.reads(name):
         raise ArgumentError("opset", f"the format {name} has none")
     model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
     stored = model
-    if half_above is not None or int8:
-        stored = StoredWeights(model, half_above, int8).eval()
+    if half_limit is not None or int8:
+        stored = StoredWeights(model, half_limit, int8).eval()
     expected = _answers(stored, images)
     reference = expected if stored is model else _answers(model, images)
     loss = largest_difference(expected, reference)
@@ -139,7 +140,7 @@ def export(
     if not spec_of(model).is_dense:
         pairs = zip(expected, reference, strict=True)
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
-    weights = " and ".join(["int8"] * int8 + ["float16"] * (half_above is not None)) or "float32"
+    weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
     metadata = _describe(model_or_run, model) | {
         "weights": weights,
@@ -151,7 +152,7 @@ def export(
     with atomic(path) as partial:
         start = perf_counter()
         export_format.write(
-            Subject(stored, images[0][:2], metadata, model_or_run, opset, root), partial
+            Subject(stored, images[0][:2], metadata, opset, model_or_run, root), partial
         )
         seconds = perf_counter() - start
         answer = export_format.read(partial)

@@ -31,16 +31,16 @@ class Subject:
         model: in eval mode, on the CPU, with the weights as the file keeps them.
         images: `[2, channels, height, width]`, an example of its inputs.
         metadata: for the file, ready for JSON; see docs/export.md.
-        origin: the model, or the run or file of weights, that it comes from.
         opset: version of ONNX's operators; None for the default of the converter.
+        origin: the model, or the run or file of weights, that it comes from.
         root: where the named data set of a run is looked for first.
     """
 
     model: nn.Module
     images: Tensor
     metadata: Mapping[str, Any]
-    origin: nn.Module | str | Path
     opset: int | None = None
+    origin: nn.Module | str | Path | None = None
     root: str | None = None
 
     @cached_property
@@ -73,7 +73,7 @@ class ExportFormat:
         write: writes a file.
         read: opens a file and returns the function that it answers with.
         file: where it is written by default, within the folder of a run.
-        half_above: its files have weights of more numbers than this in float16 in any case; None
+        half_limit: its files have weights of more numbers than this in float16 in any case; None
             for those that have them as asked.
     """
 
@@ -81,7 +81,7 @@ class ExportFormat:
     write: Callable[[Subject, Path], None]
     read: Callable[[Path], Answer]
     file: str
-    half_above: int | None = None
+    half_limit: int | None = None
 
 
 EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
@@ -94,7 +94,7 @@ def register_export_format(
     *,
     reads: Iterable[str] = (),
     file: str = "",
-    half_above: int | None = None,
+    half_limit: int | None = None,
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
@@ -107,7 +107,7 @@ def register_export_format(
         reads: "opset" if the format has versions of operators.
         file: where it is written by default, within the folder of a run; "model" and the suffix
             unless given.
-        half_above: its files have weights of more numbers than this in float16 in any case.
+        half_limit: its files have weights of more numbers than this in float16 in any case.
         replace: allow a name that is taken.
 
     Returns:
@@ -118,7 +118,7 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}", half_above)
+        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}", half_limit)
         EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
         return write
 

@@ -158,7 +158,7 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
             head["axes"][label] = {
                 "mean": axes.mean.tolist(),
                 "axes": axes.axes.tolist(),
-                "deviations": axes.deviations.tolist(),
+                "deviations": axes.std.tolist(),
                 "share": axes.share,
                 "names": axes.names,
             }
@@ -306,7 +306,7 @@ def read_page(path: Path) -> Answer:
     return answer
 
 
-@register_export_format("page", ".html", read_page, file="page/index.html", half_above=SMALL)
+@register_export_format("page", ".html", read_page, file="page/index.html", half_limit=SMALL)
 def write_page(subject: Subject, path: Path) -> None:
     """Write a page with the network in it.
 
@@ -321,7 +321,7 @@ def write_page(subject: Subject, path: Path) -> None:
     name = subject.metadata["model"] or "capsules"
     data = None
     facts: dict[str, Any] = {}
-    if not isinstance(origin, nn.Module):
+    if isinstance(origin, str | Path):
         data = images_of(origin, subject.root)
         facts = facts_of(Path(origin))
     model = cast(StoredWeights, subject.model).widened()

@@ -19,7 +19,7 @@ class StoredWeights(nn.Module):
 
     Args:
         model: is not changed.
-        half_above: store weights of more numbers than this in float16; None stores none so.
+        half_limit: store weights of more numbers than this in float16; None stores none so.
         int8: store the matrices of capsule layers as whole numbers, with one scale for the matrix
             of each child and parent.
 
@@ -27,13 +27,13 @@ class StoredWeights(nn.Module):
         ArgumentError: a weight is outside of the range of float16, or int8 without capsule layers.
     """
 
-    def __init__(self, model: nn.Module, half_above: int | None, int8: bool) -> None:
+    def __init__(self, model: nn.Module, half_limit: int | None, int8: bool) -> None:
         super().__init__()
         self._model = (model,)  # not a part: its own weights are not stored
         capsule_weights = names_of_capsule_weights(model) if int8 else set()
         if int8 and not capsule_weights:
             raise ArgumentError("int8", "expected a model with layers of capsules, got none")
-        smallest = math.inf if half_above is None else half_above
+        smallest = math.inf if half_limit is None else half_limit
         self._names: dict[str, str] = {}
         weights = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, weight in weights.items():

@@ -42,7 +42,7 @@ class PoseAxes:
     Attributes:
         mean: `[dim]`, mean pose of the images of the class that are read right.
         axes: `[axes, dim]`, unit vectors, those of the largest variance first.
-        deviations: `[axes]`, standard deviation of the poses along each.
+        std: `[axes]`, standard deviation of the poses along each.
         share: part of the variance that the axes hold, in [0, 1].
         names: what each axis changes: "slant", "width", "height", "thickness", "across" or "down",
             or "" where the drawing does not change steadily.
@@ -50,7 +50,7 @@ class PoseAxes:
 
     mean: Float[Tensor, " dim"]
     axes: Float[Tensor, "axes dim"]
-    deviations: Float[Tensor, " axes"]
+    std: Float[Tensor, " axes"]
     share: float
     names: tuple[str, ...]
 
