@@ -36,8 +36,9 @@ def make_page(words: Sequence[str], folder: Path) -> str:
     """
     line = [sys.executable, "-m", "torchcaps", "explore", *words, "--no-open"]
     made = subprocess.run(line, capture_output=True, text=True, check=True)
-    path = Path(made.stdout.strip())
-    return shutil.copy(path, folder / "index.html").as_uri()
+    path = folder / "index.html"
+    shutil.copy(made.stdout.strip(), path)
+    return path.as_uri()
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
     """
     last = list(routers_of(model).values())[-1]
     count = min(last.num_iterations, MAX_STEPS)
-    changes = [methodcaller("with_iterations", n) for n in range(1, count + 1)]
+    changes: list[Any] = [methodcaller("with_iterations", n) for n in range(1, count + 1)]
     steps = []
     for change in [*changes, Router.uniform]:
         with (
@@ -129,4 +129,4 @@ def draw(shown: Shown, pose: Any, label: Any, **_: Any) -> dict[str, Any]:
     return {"drawing": encode(drawing)}
 
 
-ANSWERS = {"look": look, "draw": draw}
+ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"look": look, "draw": draw}

@@ -65,7 +65,7 @@ def explore(
     names = [name.removesuffix(".safetensors") for name in names]
     try:
         contents = [_carry(path, name, root) for path, name in zip(runs, names, strict=True)]
-        models = []
+        models: list[Shown] = []
         source = "local"
     except ExportError:
         models, contents = [], []

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, cast
 
 from torchcaps.errors import ArgumentError, RunError, TorchcapsError, check_range, one_line
 from torchcaps.explorer.answers import ANSWERS, Shown
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_ours(self) -> bool:
         """Whether a request names this server, and comes from its own page; else it is refused."""
-        port = self.server.server_address[1]
+        port = cast(HTTPServer, self.server).server_port
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         origin = self.headers.get("origin", "http://" + self.headers.get("host", ""))
         if self.headers.get("host") in hosts and origin.removeprefix("http://") in hosts:

@@ -149,11 +149,10 @@ def export(
         "checked": {"images": source, "batches": batches},
     }
     make_folder(path.parent)
+    origin = model_or_run if isinstance(model_or_run, nn.Module) else Path(model_or_run)
     with atomic(path) as partial:
         start = perf_counter()
-        export_format.write(
-            Subject(stored, images[0][:2], metadata, opset, model_or_run, root), partial
-        )
+        export_format.write(Subject(stored, images[0][:2], metadata, opset, origin, root), partial)
         seconds = perf_counter() - start
         answer = export_format.read(partial)
         difference = largest_difference(_answers_of_file(answer, images, expected), expected)

@@ -161,7 +161,7 @@ def _write_whole_map(network: Network, module: Any) -> list[Layer]:
 
 def _write_routing(network: Network, module: Any) -> list[Layer]:
     router = module.router
-    layer = {"op": "route", "weight": network.keep(module.weight)}
+    layer: Layer = {"op": "route", "weight": network.keep(module.weight)}
     layer |= {"bias": network.keep(module.votes.bias)}
     if type(router) in (DynamicRouting, UniformRouting):
         options = {"leaky": router.leaky, "over": router.over}
@@ -213,7 +213,7 @@ def _route(x: Tensor, layer: Layer, parts: Any) -> Tensor:
     votes = torch.einsum("ijdk,bik->bijd", parts["weight"], x)
     if layer["router"] == "dynamic":
         options = {"leaky": layer["leaky"], "over": layer["over"], "bias": parts["bias"]}
-        routed = dynamic_routing(votes, layer["iterations"], **options)
+        routed: Any = dynamic_routing(votes, layer["iterations"], **options)
     else:
         logits = (votes * votes.sum(dim=1, keepdim=True)).sum(dim=-1) / layer["scale"]
         coupling = logits.softmax(dim=-1) + parts["prior"]

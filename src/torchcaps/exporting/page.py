@@ -149,7 +149,6 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
     head["examples"] = {
         "images": content.keep(images[chosen].mul(255).round().to(torch.uint8)),
         "labels": [row.nonzero().flatten().tolist() for row in truth[chosen]],
-        "right": (margin[chosen] > 0).tolist(),
     }
     if labels.dim() > 1 or not head["poses"]:
         return

@@ -8,6 +8,7 @@ the drawing in ways that have names. The paper moves single dimensions (arXiv 17
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -110,19 +111,19 @@ def pose_axes(model: nn.Module, images: Images, labels: Labels) -> dict[int, Pos
         ArgumentError: for another model, or images or labels that do not fit.
     """
     check_labeled(images, labels)
-    model = capsule_model(model, decoder=True)
+    network = capsule_model(model, decoder=True)
     by_class = {}
-    with evaluating(model):
-        pose, activation = model.capsules(images)
+    with evaluating(network):
+        pose, activation = network.capsules(images)
         is_right = activation.argmax(dim=1) == labels
         for label in range(activation.shape[1]):
             chosen = is_right & (labels == label)
             if int(chosen.sum()) >= LEAST_IMAGES:
-                by_class[label] = _axes_of_class(model, pose[chosen, label].double(), label)
+                by_class[label] = _axes_of_class(network, pose[chosen, label].double(), label)
     return by_class
 
 
-def _axes_of_class(model: nn.Module, poses: Tensor, label: int) -> PoseAxes:
+def _axes_of_class(model: Any, poses: Tensor, label: int) -> PoseAxes:
     """The axes of one class from its poses `[n, dim]`."""
     mean = poses.mean(dim=0)
     _, spread, axes = torch.linalg.svd(poses - mean, full_matrices=False)
@@ -143,7 +144,7 @@ def _axes_of_class(model: nn.Module, poses: Tensor, label: int) -> PoseAxes:
     return PoseAxes(mean.float(), axes.float(), deviations.float(), share, tuple(names))
 
 
-def _draw(model: nn.Module, poses: Tensor, label: int) -> Images:
+def _draw(model: Any, poses: Tensor, label: int) -> Images:
     """Drawings of poses `[n, dim]` of one class, with all other capsules at zero."""
     num_classes = model.num_classes
     is_label = torch.arange(num_classes) == label

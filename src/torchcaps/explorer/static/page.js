@@ -8,6 +8,7 @@ const page = {
   image: null, // what the network sees: [channels, height, width] in [0, 1]
   truth: null, // the classes of an example, as a list of indices
   look: null, // what the network makes of it
+  several: 1, // classes that an image shows
   step: "last", // an index of look.steps, "last" or "off"
   pinned: null, // the class that somebody chose
   child: null, // the child that somebody points at
@@ -115,7 +116,9 @@ function tell(problem) {
 function judge(head, look, error, isWhole) {
   const { lengths } = look;
   if (!lengths.length) return { kind: "no classes", why: "This model names nothing." };
-  const [first, second] = rankClasses(lengths);
+  const ranked = rankClasses(lengths);
+  const labels = ranked.slice(0, page.several);
+  const [first, second] = ranked.slice(page.several - 1);
   const limits = isWhole && head.limits[page.truth ? "unchanged" : "changed"];
   const { length, margin, error: largest } = limits || {};
   const between = `${head.classes[first]} or ${head.classes[second]}`;
@@ -129,8 +132,7 @@ function judge(head, look, error, isWhole) {
   if (largest !== undefined && error !== null && page.pinned === null && error > largest) {
     return { kind: "unknown", why: "What the capsule draws does not resemble the image." };
   }
-  const count = head.several ?? 1;
-  return { kind: "known", labels: rankClasses(lengths).slice(0, count), why: "" };
+  return { kind: "known", labels, why: "" };
 }
 
 let isBusy = false;
@@ -201,11 +203,11 @@ function renderLengths(head, shown, label, error) {
     words.textContent = verdict.why;
   }
   byId("verdict").replaceChildren(strong, words);
-  const ranked = rankClasses(shown.lengths);
+  const top = rankClasses(shown.lengths).slice(0, page.several);
   const buttons = byId("lengths").querySelectorAll("button");
   buttons.forEach((button) => {
     const k = Number(button.dataset.label);
-    button.classList.toggle("longest", k === ranked[0]);
+    button.classList.toggle("longest", top.includes(k));
     button.setAttribute("aria-pressed", page.pinned === k);
     button.querySelector("i").style.width = `${100 * Math.min(1, shown.lengths[k])}%`;
     button.querySelector(".number").textContent = two(shown.lengths[k]);

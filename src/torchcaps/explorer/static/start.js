@@ -25,12 +25,10 @@ async function begin() {
   page.networks = content.networks;
   page.isLocal = content.source === "local";
   const [head] = page.networks;
-  if (head.examples) head.several = Math.max(...head.examples.labels.map((truth) => truth.length));
+  if (head.examples) page.several = Math.max(...head.examples.labels.map((truth) => truth.length));
   page.source = await openNetwork(head);
   byId("about").textContent = describeNetwork(head);
   byId("drawn-figure").hidden = !(head.decoder && head.poses);
-  const pairs = page.networks.find((network) => network.role === "pairs");
-  if (pairs) addOverlap(pairs);
   makeLengths();
   setUpPen();
   setUpSeen();

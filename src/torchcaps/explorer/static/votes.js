@@ -33,7 +33,8 @@ function makeRosette(names, scale = 1) {
     const { votes } = look;
     const isNew = state.look !== look;
     state.look = look;
-    const longest = rankClasses(lengths)[0];
+    const top = rankClasses(lengths).slice(0, page.several);
+    const [longest] = top;
     state.paths = parts.map((part, label) => {
       if (isNew) state.orders[label] = rankChildren(votes, look.steps.at(-1).weights, label);
       part.across ??= Float32Array.from({ length: votes.dim }, (_, d) => Math.sin(7 * label + 3 * d + 1));
@@ -46,10 +47,11 @@ function makeRosette(names, scale = 1) {
       part.path.setAttribute("d", lineThrough(path.points));
       part.end.setAttribute("cx", x);
       part.end.setAttribute("cy", y);
-      part.end.setAttribute("r", label === longest || label === chosen ? 0.026 : 0.012);
+      const isTop = top.includes(label);
+      part.end.setAttribute("r", isTop || label === chosen ? 0.026 : 0.012);
       for (const element of [part.path, part.end, part.text]) {
-        element.classList.toggle("longest", label === longest);
-        element.classList.toggle("chosen", label === chosen && label !== longest);
+        element.classList.toggle("longest", isTop);
+        element.classList.toggle("chosen", label === chosen && !isTop);
       }
       return path;
     });
