@@ -56,12 +56,12 @@ def served() -> int:
 def prepare() -> None:
     """Ask every question once."""
     for name in QUESTIONS:
-        assert ask(name, json.dumps(body()).encode())[0] == 200, name
+        connection = HTTPConnection("127.0.0.1", served(), timeout=60)
+        assert ask(name, json.dumps(body()).encode(), connection)[0] == 200, name
 
 
-def ask(question: str, content: bytes) -> tuple[int, str]:
+def ask(question: str, content: bytes, connection: HTTPConnection) -> tuple[int, str]:
     """Status and text of an answer."""
-    connection = HTTPConnection("127.0.0.1", served(), timeout=60)
     connection.request("POST", f"/{question}", content)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
@@ -86,8 +86,10 @@ def check(case: Case, folder: Path) -> None:
     if case["test"] == "sockets":
         over_a_socket(case, random)
         return
+    connection = HTTPConnection("127.0.0.1", served(), timeout=60)
+    connection.connect()
     with no_side_effects(folder):
-        judge(*ask(case.get("question", "look"), text(case, random)))
+        judge(*ask(case.get("question", "look"), text(case, random), connection))
 
 
 def judge(status: int, content: str) -> None:

@@ -202,7 +202,7 @@ function renderLengths(head, shown, label, error) {
     strong.textContent = verdict.kind;
     words.textContent = verdict.why;
   }
-  byId("verdict").replaceChildren(strong, words);
+  byId("verdict").replaceChildren(strong, " ", words);
   const top = rankClasses(shown.lengths).slice(0, page.several);
   const buttons = byId("lengths").querySelectorAll("button");
   buttons.forEach((button) => {
