@@ -61,8 +61,9 @@ class Handler(BaseHTTPRequestHandler):
         """Whether a request names this server, and comes from its own page; else it is refused."""
         port = cast(HTTPServer, self.server).server_port
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
-        origin = self.headers.get("origin", "http://" + self.headers.get("host", ""))
-        if self.headers.get("host") in hosts and origin.removeprefix("http://") in hosts:
+        origin = self.headers.get("origin")
+        is_own_page = origin is None or origin.removeprefix("http://") in hosts
+        if self.headers.get("host") in hosts and is_own_page:
             return True
         self._send(403, b"requests from other pages are not answered", "text/plain")
         return False
