@@ -88,9 +88,9 @@ def test_every_command_takes_every_system(name, tmp_path, monkeypatch, capsys):
     status = 0 if spec.decoder else 1
     assert main(["perturb", "run"]) == status
     assert main(["reconstruct", "run"]) == status
-    shown, content = describe_run("run", name)
-    blank = base64.b64encode(bytes(4 * math.prod(shown.shape))).decode()
-    answer = ANSWERS["look"](shown, blank)
+    served, content = describe_run("run", name)
+    blank = base64.b64encode(bytes(4 * math.prod(served.shape))).decode()
+    answer = ANSWERS["look"](served, blank)
     assert len(base64.b64decode(answer["lengths"])) == 4 * 10
     assert ("poses" in answer) == content.head["poses"] == spec.pose
 

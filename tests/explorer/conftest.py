@@ -51,8 +51,9 @@ def serve(*models):
     pairs = [describe_run(model, str(k)) for k, model in enumerate(models)]
     contents = [content for _, content in pairs]
     for index, content in enumerate(contents):
-        content.head.update({"model": index}, **({"role": "other"} if index else {}))
-    with bind(assemble(contents, "server"), [shown for shown, _ in pairs], 0) as server:
+        content.head["model"] = index
+        content.head["role"] = "other" if index else ""
+    with bind(assemble(contents, "server"), [served for served, _ in pairs], 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
@@ -60,12 +61,18 @@ def serve(*models):
         thread.join(SECONDS)
 
 
+def random_images(model, count=1):
+    """Random images that a model takes."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand((count, *model.image_shape), generator=generator)
+
+
 def encode(tensor):
     return base64.b64encode(tensor.float().numpy().tobytes()).decode()
 
 
-def decode(text, *shape):
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f4").copy()).view(*shape)
+def decode(text, shape):
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f4").copy()).view(shape)
 
 
 class Page:
@@ -159,7 +166,7 @@ class Page:
             if event["method"] == "Network.requestWillBeSent":
                 urls.append(event["params"]["request"]["url"])
         for url in urls:
-            assert url.startswith((*addresses, "data:", "about:", "blob:")), url
+            assert url.startswith(tuple(addresses)), url
 
 
 @pytest.fixture(scope="session")
@@ -194,6 +201,7 @@ def opened(browser):
         return pages[-1]
 
     yield page_at
-    addresses = [page.address for page in pages]
+    addresses = ["data:", "about:", "blob:"]
+    addresses += [page.address for page in pages]
     for page in pages[-1:]:
         page.check_log(addresses)

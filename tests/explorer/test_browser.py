@@ -16,7 +16,7 @@ import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.models import weights_file
 
-from .conftest import SIZE, make_model, serve
+from .conftest import SIZE, make_model, random_images, serve
 
 SEVEN = [(0.25, 0.2), (0.75, 0.2), (0.45, 0.85)]  # corners of its stroke, as shares of the paper
 WINDOWS = [(1440, 900), (1024, 768), (390, 844)]
@@ -29,11 +29,6 @@ AXE = """
 const done = arguments[0];
 axe.run(document).then((found) => done(found.violations.map((one) => [one.id, one.nodes[0].html])));
 """
-
-
-def images_like(model, count):
-    generator = torch.Generator().manual_seed(1)
-    return torch.rand(count, *model.image_shape, generator=generator)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def test_the_page_computes_what_torch_computes(opened, tmp_path):
     exported = tc.export(model, tmp_path / "page", format="page")
     page = opened(exported.path.as_uri())
     page.open()
-    images = images_like(model, 5)
+    images = random_images(model, 5)
     lengths, drawings = page.look(images)
     with torch.no_grad():
         capsules = model.capsules(images)
@@ -75,7 +70,7 @@ def test_the_server_gives_what_torch_gives(opened):
     with serve(model, make_model(channels=1)) as address:
         page = opened(address)
         page.open()
-        images = images_like(model, 2)
+        images = random_images(model, 2)
         lengths, _ = page.look(images)
         with torch.no_grad():
             torch.testing.assert_close(lengths, model(images), atol=1e-5, rtol=0)
@@ -166,12 +161,12 @@ def test_the_keyboard_draws_and_reaches_everything(opened, address):
         count
         + ".filter((one) => one.checkVisibility() && !one.disabled && one.tabIndex >= 0).length"
     )
-    reached = set()
+    focused = set()
     page.run("document.activeElement.blur()")
     for _ in range(controls + 5):
         ActionChains(page.browser).send_keys(Keys.TAB).perform()
-        reached.add(page.run("return document.activeElement.outerHTML.slice(0, 120)"))
-    assert len(reached) >= controls
+        focused.add(page.run("return document.activeElement.outerHTML.slice(0, 120)"))
+    assert len(focused) >= controls
     page.find("tab-votes").send_keys(Keys.ARROW_RIGHT)
     assert page.find("panel-pose").is_displayed()
 
@@ -282,7 +277,7 @@ def test_pages_of_other_sizes_and_attention(opened, tmp_path):
         exported = tc.export(model, tmp_path / str(k), format="page")
         page = opened(exported.path.as_uri())
         page.open()
-        images = images_like(model, 3)
+        images = random_images(model, 3)
         lengths, _ = page.look(images)
         with torch.no_grad():
             torch.testing.assert_close(lengths, model(images), atol=1e-3, rtol=0)

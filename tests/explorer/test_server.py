@@ -15,7 +15,7 @@ from torchcaps.explorer.answers import ANSWERS
 from torchcaps.explorer.page import describe_run
 from torchcaps.types import ModelMetadata, model_metadata, set_model_metadata
 
-from .conftest import decode, encode, make_model, serve
+from .conftest import decode, encode, make_model, random_images, serve
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,8 @@ def ask(address, path="/look", request=None, headers=(), body=None):
     return answer.status, answer.read().decode()
 
 
-def image_of(model):
-    return torch.rand(1, *model.image_shape, generator=torch.Generator().manual_seed(0))
-
-
 def test_a_look_has_the_model_s_votes_and_couplings(model, address):
-    image = image_of(model)
+    image = random_images(model)
     status, text = ask(address, request={"image": encode(image)})
     assert status == 200
     answer = json.loads(text)
@@ -53,35 +49,35 @@ def test_a_look_has_the_model_s_votes_and_couplings(model, address):
     sizes = tuple(answer["sizes"].values())
     assert sizes == (*trace.coupling.shape[1:], capsules.pose.shape[-1])
     assert len(answer["steps"]) == model.class_capsules.router.iterations
-    couplings = decode(answer["steps"][-1]["couplings"], 1, *sizes[:2])
+    couplings = decode(answer["steps"][-1]["couplings"], trace.coupling.shape)
     torch.testing.assert_close(couplings, trace.coupling, atol=1e-4, rtol=1e-3)
     # A pose of EM is the mean of the votes by coupling and activation, as the rosette lays them.
-    weights = decode(answer["steps"][-1]["weights"], *sizes[:2], 1)
-    votes = decode(answer["votes"], *sizes)
+    weights = decode(answer["steps"][-1]["weights"], sizes[:2]).unsqueeze(-1)
+    votes = decode(answer["votes"], sizes)
     mean = (weights * votes).sum(0) / weights.sum(0)
     torch.testing.assert_close(mean, capsules.pose[0], atol=1e-4, rtol=1e-3)
-    off = decode(answer["off"]["couplings"], *sizes[:2])
+    off = decode(answer["off"]["couplings"], sizes[:2])
     assert off.std() < 1e-6
 
 
 def test_a_drawing_is_the_decoder_s():
     model = make_model()
-    shown, _ = describe_run(model, "small")
-    capsules = model.capsules(image_of(model))
-    answer = ANSWERS["draw"](shown, encode(capsules.pose[0, 1].detach()), 1)
+    served, _ = describe_run(model, "small")
+    capsules = model.capsules(random_images(model))
+    answer = ANSWERS["draw"](served, encode(capsules.pose[0, 1].detach()), 1)
     expected = model.reconstruct(capsules, torch.tensor([1]))
-    drawing = decode(answer["drawing"], *expected.shape)
+    drawing = decode(answer["drawing"], expected.shape)
     torch.testing.assert_close(drawing, expected.detach(), atol=1e-6, rtol=0)
 
 
 def test_a_cnn_has_its_probabilities_alone():
     model = make_model("cnn_matched", match="capsnet")
-    shown, content = describe_run(model, "cnn")
-    image = image_of(model)
-    answer = ANSWERS["look"](shown, encode(image))
+    served, content = describe_run(model, "cnn")
+    image = random_images(model)
+    answer = ANSWERS["look"](served, encode(image))
     assert answer.keys() == {"lengths"}
     with torch.no_grad():
-        torch.testing.assert_close(decode(answer["lengths"], 1, 3), model(image))
+        torch.testing.assert_close(decode(answer["lengths"], (1, 3)), model(image))
     assert (content.head["poses"], content.head["places"]) == (False, None)
 
 
@@ -89,8 +85,8 @@ def test_a_model_keeps_the_task_it_was_trained_for():
     model = make_model()
     metadata = model_metadata(model)
     set_model_metadata(model, ModelMetadata(metadata.classes, metadata.preprocess, "multilabel"))
-    shown, _ = describe_run(model, "several")
-    assert shown.task.name == "multilabel"
+    served, _ = describe_run(model, "several")
+    assert served.task.name == "multilabel"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def test_a_model_keeps_the_task_it_was_trained_for():
 def test_it_answers_its_own_page_alone(model, address, headers, status):
     port = urlsplit(address).port
     headers = {name: text.format(port=port) for name, text in headers.items()}
-    request = {"image": encode(image_of(model))}
+    request = {"image": encode(random_images(model))}
     assert ask(address, request=request, headers=headers)[0] == status
 
 
@@ -143,7 +139,7 @@ def test_who_says_nothing_is_not_waited_for(model, address, monkeypatch):
     monkeypatch.setattr("torchcaps.explorer.server.Handler.timeout", 0.2)
     with socket.create_connection(("127.0.0.1", urlsplit(address).port)) as silent:
         silent.sendall(b"POST /look HTTP/1.0\r\n")
-        assert ask(address, request={"image": encode(image_of(model))})[0] == 200
+        assert ask(address, request={"image": encode(random_images(model))})[0] == 200
 
 
 def test_a_port_in_use_is_left_to_its_owner(address):

@@ -71,7 +71,8 @@ def test_arrays_come_back_as_they_were():
         random.normal(size=(7,)).astype(np.float32),
         random.integers(0, 256, (2, 2, 2), np.uint8),
     ]
-    for array, again in zip(arrays, unpack(*pack(arrays)), strict=True):
+    table, text = pack(arrays)
+    for array, again in zip(arrays, unpack(table, text), strict=True):
         assert again.dtype == array.dtype
         np.testing.assert_array_equal(again, array)
 

@@ -69,9 +69,9 @@ found["resume"] = command("train", "denoiser", "--output", "stopped", "--resume"
 import base64
 from torchcaps.explorer.answers import ANSWERS
 from torchcaps.explorer.page import describe_run
-shown, content = describe_run("run", "denoiser")
+served, content = describe_run("run", "denoiser")
 found["about"] = content.head
-found["look"] = ANSWERS["look"](shown, base64.b64encode(bytes(4 * 18 * 20)).decode())
+found["look"] = ANSWERS["look"](served, base64.b64encode(bytes(4 * 18 * 20)).decode())
 json.dump(found, open("found.json", "w"))
 """
 

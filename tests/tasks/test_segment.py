@@ -341,9 +341,9 @@ def test_the_explorer_shows_the_picture_under_its_mask():
     model = model_of("segcaps")
     model.classes = images.classes
     model.preprocess = tc.data.Preprocess((16, 16), 1)
-    shown, content = describe_run(model, "masks")
+    served, content = describe_run(model, "masks")
     picture = base64.b64encode(images.float_images([2]).numpy().tobytes()).decode()
-    answer = ANSWERS["look"](shown, picture)
+    answer = ANSWERS["look"](served, picture)
     shares = np.frombuffer(base64.b64decode(answer["lengths"]), "<f4")
     assert shares.sum() == pytest.approx(1)
     assert len(base64.b64decode(answer["seen"])) == 4 * 3 * 16 * 16

@@ -27,10 +27,10 @@ from torchcaps.tasks import Task
 from torchcaps.tasks.masks import overlays
 from torchcaps.types import Capsules
 
-MAX_STEPS = 10  # iterations shown
+MAX_STEPS = 10  # iterations of an answer
 
 
-class Shown(NamedTuple):
+class ServedModel(NamedTuple):
     """A model that the server answers for."""
 
     task: Task
@@ -53,19 +53,19 @@ def decode(text: Any, name: str, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(numbers.copy())
 
 
-def look(shown: Shown, image: Any, **_: Any) -> dict[str, Any]:
+def look(served: ServedModel, image: Any, **_: Any) -> dict[str, Any]:
     """What a model makes of an image: lengths, and, where it has them, poses, votes and couplings."""
-    model, spec = shown.task.model, shown.task.spec
-    pixels = decode(image, "image", (1, *shown.shape)).clamp(0, 1)
+    model, spec = served.task.model, served.task.spec
+    pixels = decode(image, "image", served.shape).clamp(0, 1).unsqueeze(0)
     with evaluating(model):
         if spec.is_dense:
-            shares, seen = overlays(shown.task, pixels)
+            shares, seen = overlays(served.task, pixels)
             return {"lengths": encode(shares), "seen": encode(seen)}
         if not spec.pose:
             return {"lengths": encode(activations_of(model, pixels, spec))}
         pose, activation = model.capsules(pixels)
         answer: dict[str, Any] = {"lengths": encode(activation), "poses": encode(pose)}
-        if has_votes(shown.task):
+        if has_votes(served.task):
             answer |= votes_of(model, pixels)
     return answer
 
@@ -87,7 +87,8 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
     count = min(last.num_iterations, MAX_STEPS)
     changes: list[Any] = [methodcaller("with_iterations", n) for n in range(1, count + 1)]
     steps = []
-    for change in [*changes, Router.uniform]:
+    changes.append(Router.uniform)
+    for change in changes:
         with (
             swapped_routers(model, partial(_change_last, last, change)),
             children_of(model) as children,
@@ -114,17 +115,17 @@ def _change_last(last: Router, change: Callable[[Router], Router], router: Route
     return change(router) if router is last else router
 
 
-def draw(shown: Shown, pose: Any, label: Any, **_: Any) -> dict[str, Any]:
+def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]:
     """What the decoder draws of the pose of one class, with all others at zero."""
-    model = shown.task.model
+    model = served.task.model
     with evaluating(model):
-        blank = model.capsules(torch.zeros(1, *shown.shape))
+        blank = model.capsules(torch.zeros(served.shape).unsqueeze(0))
         check_range("label", label, low=0, high=blank.activation.shape[1] - 1)
         vector = decode(pose, "pose", blank.pose.shape[2:])
         poses = torch.zeros_like(blank.pose)
         poses[0, label] = vector
         activation = torch.zeros_like(blank.activation)
-        activation[0, label] = vector.norm() if shown.task.spec.activation == "length" else 1.0
+        activation[0, label] = vector.norm() if served.task.spec.activation == "length" else 1.0
         drawing = model.reconstruct(Capsules(poses, activation), torch.tensor([label]))
     return {"drawing": encode(drawing)}
 

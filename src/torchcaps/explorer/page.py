@@ -11,7 +11,7 @@ from torch import nn
 
 from torchcaps.data.load import default_cache_dir
 from torchcaps.errors import ArgumentError, ExportError
-from torchcaps.explorer.answers import Shown
+from torchcaps.explorer.answers import ServedModel
 from torchcaps.explorer.server import bind
 from torchcaps.exporting.page import (
     Content,
@@ -65,15 +65,15 @@ def explore(
     names = [name.removesuffix(".safetensors") for name in names]
     try:
         contents = [_carry(path, name, root) for path, name in zip(runs, names, strict=True)]
-        models: list[Shown] = []
+        models: list[ServedModel] = []
         source = "local"
     except ExportError:
         models, contents = [], []
         source = "server"
         for path, name in zip(runs, names, strict=True):
-            shown, content = describe_run(path, name, root)
+            served, content = describe_run(path, name, root)
             content.head["model"] = len(models)
-            models.append(shown)
+            models.append(served)
             contents.append(content)
         port = PORT if port is None else port
     for content in contents[1:]:
@@ -105,7 +105,7 @@ def _carry(run: Path, name: str, root: str | None) -> Content:
 
 def describe_run(
     run: str | Path | nn.Module, name: str, root: str | None = None
-) -> tuple[Shown, Content]:
+) -> tuple[ServedModel, Content]:
     """A model that the server answers for.
 
     Args:
@@ -131,5 +131,6 @@ def describe_run(
     if not isinstance(run, nn.Module):
         data = images_of(run, root)
         facts = facts_of(Path(run))
-    shape = (preprocess.in_chans, *preprocess.model_size)
-    return Shown(task, shape), describe(task.model, data, name, facts)
+    height, width = preprocess.model_size
+    shape = (preprocess.in_chans, height, width)
+    return ServedModel(task, shape), describe(task.model, data, name, facts)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
 
 from torchcaps.errors import ArgumentError, RunError, TorchcapsError, check_range, one_line
-from torchcaps.explorer.answers import ANSWERS, Shown
+from torchcaps.explorer.answers import ANSWERS, ServedModel
 
 HOST = "127.0.0.1"
 PORTS = 20  # tried, one after another
@@ -27,19 +27,19 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "torchcaps"
     sys_version = ""
 
-    def __init__(self, html: bytes, models: Sequence[Shown], *arguments: Any) -> None:
+    def __init__(self, html: bytes, models: Sequence[ServedModel], *arguments: Any) -> None:
         self.html = html
         self.models = models
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
         """The page, and nothing else."""
-        if self._is_ours():
+        if self._is_own_page():
             self._send(200 if self.path == "/" else 404, self.html, "text/html; charset=utf-8")
 
     def do_POST(self) -> None:
         """An answer of a model as JSON; an error in one sentence."""
-        if not self._is_ours():
+        if not self._is_own_page():
             return
         try:
             length = int(self.headers.get("content-length", -1))
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
             status = 400
         self._send(status, json.dumps(answer).encode(), "application/json")
 
-    def _is_ours(self) -> bool:
+    def _is_own_page(self) -> bool:
         """Whether a request names this server, and comes from its own page; else it is refused."""
         port = cast(HTTPServer, self.server).server_port
         hosts = {f"{HOST}:{port}", f"localhost:{port}"}
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
 
-def bind(html: str, models: Sequence[Shown], port: int) -> HTTPServer:
+def bind(html: str, models: Sequence[ServedModel], port: int) -> HTTPServer:
     """A server that listens; `serve_forever` answers.
 
     Args:

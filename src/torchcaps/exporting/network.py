@@ -46,13 +46,13 @@ class Network:
     Attributes:
         layers: from the image to the class capsules.
         decoder: the linear layers of the decoder; empty without one.
-        drawn: channels, height and width of what the decoder draws.
+        draw_shape: channels, height and width of what the decoder draws.
         tensors: float32, on the CPU.
     """
 
     layers: list[Layer] = field(default_factory=list)
     decoder: list[Layer] = field(default_factory=list)
-    drawn: tuple[int, ...] = ()
+    draw_shape: tuple[int, ...] = ()
     tensors: list[Tensor] = field(default_factory=list)
 
     def keep(self, tensor: Tensor | None) -> int | None:
@@ -100,12 +100,14 @@ def describe_network(model: nn.Module) -> Network:
     network = Network()
     modules: list[nn.Module]
     if type(model) is CapsNet and not model.standardized:
-        between = [] if model.between is None else list(model.between)
-        modules = [model.conv, nn.ReLU(), model.primary, *between, model.class_capsules]
+        modules = [model.conv, nn.ReLU(), model.primary]
+        modules.extend([] if model.between is None else model.between)
     elif type(model) is EfficientCapsNet:
-        modules = [*model.stem, model.primary, model.class_capsules]
+        modules = list(model.stem)
+        modules.append(model.primary)
     else:
         raise _refusal(model_metadata(model).name or type(model).__name__)
+    modules.append(model.class_capsules)
     for module in modules:
         if type(module) not in WRITERS:
             raise _refusal(f"one with {type(module).__name__}")
@@ -115,7 +117,7 @@ def describe_network(model: nn.Module) -> Network:
     if model.decoder is not None:
         if not isinstance(model.decoder, FullyConnectedDecoder):
             raise _refusal(f"one with {type(model.decoder).__name__}")
-        network.drawn = tuple(model.decoder.image_shape)
+        network.draw_shape = tuple(model.decoder.image_shape)
         for module in model.decoder.layers:
             if isinstance(module, nn.Linear):
                 weight, bias = network.keep(module.weight), network.keep(module.bias)
@@ -150,7 +152,9 @@ def _write_instance_norm(network: Network, module: Any) -> list[Layer]:
 
 def _write_primary(network: Network, module: Any) -> list[Layer]:
     group = {"op": "group", "dim": module.dim, "by": module.grouping, "squash": "squash"}
-    return [*_write_convolution(network, module.conv), group]
+    layers = _write_convolution(network, module.conv)
+    layers.append(group)
+    return layers
 
 
 def _write_whole_map(network: Network, module: Any) -> list[Layer]:
@@ -212,8 +216,13 @@ def _group(x: Tensor, layer: Layer, _: Any) -> Tensor:
 def _route(x: Tensor, layer: Layer, parts: Any) -> Tensor:
     votes = torch.einsum("ijdk,bik->bijd", parts["weight"], x)
     if layer["router"] == "dynamic":
-        options = {"leaky": layer["leaky"], "over": layer["over"], "bias": parts["bias"]}
-        routed: Any = dynamic_routing(votes, layer["iterations"], **options)
+        routed: Any = dynamic_routing(
+            votes,
+            layer["iterations"],
+            bias=parts["bias"],
+            leaky=layer["leaky"],
+            over=layer["over"],
+        )
     else:
         logits = (votes * votes.sum(dim=1, keepdim=True)).sum(dim=-1) / layer["scale"]
         coupling = logits.softmax(dim=-1) + parts["prior"]

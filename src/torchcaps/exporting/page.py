@@ -41,7 +41,7 @@ SMALL = 8192  # numbers of a tensor that stays in float32
 STATIC = Path(torchcaps.__file__).parent / "explorer" / "static"
 NUM_MEASURED = 500  # images that the axes of poses are measured on
 NUM_STOPPED = 200  # images that routing is stopped early on
-NUM_SHOWN = 4  # images of each class that are in the page
+NUM_EXAMPLES = 4  # images of each class that are in the page
 CONTENT = re.compile(r'<script type="application/json" id="content">(.*?)</script>', re.DOTALL)
 PACKED = re.compile(r'<script type="text/plain" id="packed-(\d+)">(.*?)</script>', re.DOTALL)
 SCRIPT = re.compile(r'<script src="([\w-]+\.js)"></script>')
@@ -86,7 +86,7 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, An
     names = list(metadata.classes)
     if has_poses:
         with evaluating(model):
-            count = model.capsules(torch.zeros(1, *shape)).activation.shape[1]
+            count = model.capsules(torch.zeros(shape).unsqueeze(0)).activation.shape[1]
         if count != len(names):  # capsules that are not the classes
             names = [f"capsule {k + 1}" for k in range(count)]
     head: dict[str, Any] = {
@@ -113,8 +113,9 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, An
 
 def _places(model: nn.Module) -> dict[str, Any] | None:
     """Where the children of the class capsules are: rows and columns, and what each of them sees."""
-    shape = model_metadata(model).preprocess
-    blank = torch.zeros(1, shape.in_chans, *shape.model_size)
+    preprocess = model_metadata(model).preprocess
+    height, width = preprocess.model_size
+    blank = torch.zeros(1, preprocess.in_chans, height, width)
     try:
         with evaluating(model), places_of(model) as places, children_of(model) as children:
             model(blank)
@@ -138,17 +139,17 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
     activation = image_activations(model, images)
     shortest = activation.masked_fill(~truth, torch.inf).amin(dim=1)
     margin = shortest - activation.masked_fill(truth, -torch.inf).amax(dim=1)
-    chosen = [int(margin.argmax()), int(margin.abs().argmin())]  # a good one, and a doubtful one
+    indices = [int(margin.argmax()), int(margin.abs().argmin())]  # a good one, and a doubtful one
     if labels.dim() == 1:
         for label in range(truth.shape[1]):
-            chosen += truth[:, label].nonzero().flatten()[:NUM_SHOWN].tolist()
+            indices += truth[:, label].nonzero().flatten()[:NUM_EXAMPLES].tolist()
     else:
-        chosen += margin.argsort(descending=True)[:: 1 + len(margin) // NUM_SHOWN].tolist()
-        chosen.append(int(margin.argmin()))
-    chosen = list(dict.fromkeys(chosen))
+        indices += margin.argsort(descending=True)[:: 1 + len(margin) // NUM_EXAMPLES].tolist()
+        indices.append(int(margin.argmin()))
+    indices = list(dict.fromkeys(indices))
     head["examples"] = {
-        "images": content.keep(images[chosen].mul(255).round().to(torch.uint8)),
-        "labels": [row.nonzero().flatten().tolist() for row in truth[chosen]],
+        "images": content.keep(images[indices].mul(255).round().to(torch.uint8)),
+        "labels": [row.nonzero().flatten().tolist() for row in truth[indices]],
     }
     if labels.dim() > 1 or not head["poses"]:
         return
@@ -162,9 +163,9 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
                 "names": axes.names,
             }
     if head["places"] is not None:  # it has routing
-        some = slice(0, NUM_STOPPED)
-        dynamics = iteration_dynamics(model, images[some], labels[some])
-        head["stopped"] = {"images": len(labels[some]), "accuracy": dynamics.accuracy}
+        subset = slice(0, NUM_STOPPED)
+        dynamics = iteration_dynamics(model, images[subset], labels[subset])
+        head["stopped"] = {"images": len(labels[subset]), "accuracy": dynamics.accuracy}
 
 
 def carry(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
@@ -191,7 +192,7 @@ def carry(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any])
     content.head["network"] = {
         "layers": network.layers,
         "decoder": network.decoder,
-        "drawn": network.drawn,
+        "drawn": network.draw_shape,
         "tensors": places,
     }
     return content

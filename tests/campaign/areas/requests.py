@@ -42,13 +42,13 @@ def served() -> int:
         create_model("capsnet", **sizes, channels=4, primary_types=2),
         create_model("cnn_baseline", **sizes, channels=(4,), kernels=(3,), hidden=(4,)),
     ]
-    shown = []
+    models_served = []
     for model in models:
         model.eval()
         model.classes = CLASSES
         model.preprocess = Preprocess(SIZE, 1)
-        shown.append(describe_run(model, "model")[0])
-    server = bind("", shown, 0)
+        models_served.append(describe_run(model, "model")[0])
+    server = bind("", models_served, 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server.server_address[1]
 
@@ -133,8 +133,8 @@ def over_a_socket(case: Case, random: Random) -> None:
     damage = mutate.BYTES[random.choice(("bit flips", "truncation", "splices", "numbers"))]
     status = exchanged(damage(request[: 100 + random.randrange(len(request))], random))
     assert status is None or 200 <= status < 500 or status == 503, f"status {status}"
-    asked = b"GET / HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % served()
-    assert exchanged(asked, 60.0) == 200, "the server is gone"
+    request = b"GET / HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % served()
+    assert exchanged(request, 60.0) == 200, "the server is gone"
 
 
 def exchanged(request: bytes, seconds: float = 0.2) -> int | None:

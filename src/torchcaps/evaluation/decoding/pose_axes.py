@@ -22,9 +22,9 @@ from torchcaps.types import Capsules
 NUM_AXES = 4
 REACH = 2.5  # standard deviations on either side
 STEPS = 11
-LEAST_IMAGES = 8  # of a class whose axes are measured
-LEAST_CORRELATION = 0.9  # of Spearman, between the place on an axis and what it changes
-LEAST_CHANGE = 1.0  # from end to end, in the larger of two: the standard deviation over the class,
+MIN_IMAGES = 8  # of a class whose axes are measured
+MIN_CORRELATION = 0.9  # of Spearman, between the place on an axis and what it changes
+MIN_CHANGE = 1.0  # from end to end, in the larger of two: the standard deviation over the class,
 # and what an eye sees
 VISIBLE = {
     "slant": 0.1,
@@ -117,9 +117,9 @@ def pose_axes(model: nn.Module, images: Images, labels: Labels) -> dict[int, Pos
         pose, activation = network.capsules(images)
         is_right = activation.argmax(dim=1) == labels
         for label in range(activation.shape[1]):
-            chosen = is_right & (labels == label)
-            if int(chosen.sum()) >= LEAST_IMAGES:
-                by_class[label] = _axes_of_class(network, pose[chosen, label].double(), label)
+            is_example = is_right & (labels == label)
+            if int(is_example.sum()) >= MIN_IMAGES:
+                by_class[label] = _axes_of_class(network, pose[is_example, label].double(), label)
     return by_class
 
 
@@ -131,12 +131,12 @@ def _axes_of_class(model: Any, poses: Tensor, label: int) -> PoseAxes:
     count = min(NUM_AXES, len(variances))
     axes = axes[:count]
     deviations = variances[:count].sqrt()
-    usual = measure_drawings(_draw(model, poses, label))
+    typical = measure_drawings(_draw(model, poses, label))
     names: list[str] = []
     for axis, deviation in zip(axes, deviations, strict=True):
         offsets = torch.linspace(-REACH, REACH, STEPS, dtype=axis.dtype) * deviation
         along = measure_drawings(_draw(model, mean + offsets[:, None] * axis, label))
-        name = _name_of(along, usual, names)
+        name = _name_of(along, typical, names)
         names.append(name)
         if name and along[name][-1] < along[name][0]:
             axis.neg_()  # what the name says grows to the right
@@ -154,15 +154,15 @@ def _draw(model: Any, poses: Tensor, label: int) -> Images:
     return model.reconstruct(Capsules(pose, activation), torch.full((len(poses),), label)).float()
 
 
-def _name_of(along: dict[str, Tensor], usual: dict[str, Tensor], taken: list[str]) -> str:
-    """The measure that changes steadily and most along an axis, and is not taken; "" for none."""
+def _name_of(along: dict[str, Tensor], typical: dict[str, Tensor], names: list[str]) -> str:
+    """The measure that changes steadily and most along an axis, and has no axis yet; "" for none."""
     changes = {}
     for name, figures in along.items():
-        unit = max(float(usual[name].std()), VISIBLE[name])
+        unit = max(float(typical[name].std()), VISIBLE[name])
         change = float((figures[-1] - figures[0]).abs()) / unit
-        if change < LEAST_CHANGE or name in taken:
+        if change < MIN_CHANGE or name in names:
             continue
         correlation = spearmanr(torch.arange(len(figures)), figures).statistic
-        if abs(correlation) >= LEAST_CORRELATION:
+        if abs(correlation) >= MIN_CORRELATION:
             changes[name] = change
     return max(changes, key=lambda name: changes[name], default="")
