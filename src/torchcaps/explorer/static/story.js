@@ -51,7 +51,7 @@ const STORY = [
   },
   {
     title: "Two digits, and the limits",
-    text: "Two digits in one image can be two long capsules, if the network has learned pairs. Any scribble gets an answer too. And routing sharpens more than it decides: stopped after one iteration, this network gives nearly the same answers with shorter capsules.",
+    text: "Two digits in one image can be two long capsules, if the network has learned pairs. A scribble may get an answer too. And routing often sharpens more than it decides: stopped after one iteration, a trained network gives nearly the same answers, with shorter capsules. Compare the four figures, and the measured line.",
     equation: "",
     link: [PAPER, "Section 6"],
     tab: "compare",
