@@ -8,8 +8,12 @@ LOWEST ?= .venv-lowest
 LOWEST_TESTS ?= functional nn data training evaluation viz reporting explorer cli
 # Every network compiles on both: with its gradients, where a graph breaks, and to machine code.
 COMPILE_TESTS = tests/models/test_compile.py tests/ops/test_operators.py
+# Lightning, skorch and others, which the library itself does not need.
+TRAINERS ?= .venv-trainers
 # The newest versions that pip offers for this Python.
 NEWEST ?= .venv-newest
+# Where Ray and Spark are.
+ENGINES ?= .venv-engines
 # Processes that share the tests.
 WORKERS ?= 2
 BIN := $(VENV)/bin
@@ -28,7 +32,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu gpu-bundle test-lowest test-newest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -56,6 +60,15 @@ test-fake-gpu: $(INSTALLED)
 	PYTHONPATH=src:tests:. OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" --timeout 1200 \
 	  -p fakecuda.gpu -o python_files='check_*.py' tests/fakecuda/on_device
 
+# Predictions by Ray Data, and by Spark, which needs Java 17 or newer; a worker of each is killed.
+test-engines: engines
+	$(ENGINES)/bin/python -m pytest -m "slow or not slow" tests/reporting/test_engines.py
+
+engines:
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -c "import torch" 2>/dev/null || $(ENGINES)/bin/python -m pip install "$(TORCH)"
+	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray]" "pyspark>=4.3"
+
 # What `python -m benchmarks.gpu --output DIR` needs on a machine without network, beside torch: 62 MB.
 gpu-bundle: $(INSTALLED)
 	mkdir -p gpu-bundle/wheels
@@ -64,6 +77,15 @@ gpu-bundle: $(INSTALLED)
 	  jaxtyping wadler-lindig safetensors scipy pillow rich markdown-it-py mdurl pygments jinja2 markupsafe
 	$(BIN)/torchcaps data fetch mnist --root gpu-bundle
 	find gpu-bundle/mnist -name '*-ubyte' -exec gzip -f {} +
+
+# The examples of docs/own-training.md. The torch that is installed first is kept: pip may not change it.
+test-trainers:
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -c "import torch" 2>/dev/null || $(TRAINERS)/bin/python -m pip install "$(TORCH)"
+	$(TRAINERS)/bin/python -c "import torch; print('torch==' + torch.__version__)" > $(TRAINERS)/torch.txt
+	$(TRAINERS)/bin/python -m pip install -c $(TRAINERS)/torch.txt -c constraints.txt -e ".[dev]" \
+	  lightning accelerate skorch captum scikit-learn
+	$(TRAINERS)/bin/python -m pytest -rs tests/e2e/test_own_training.py
 
 test-lowest:
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
@@ -100,8 +122,8 @@ docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
 
 # The tested versions, the lowest ones, and the licenses: constraints*.txt and docs/dependencies.md.
-dependencies: $(INSTALLED)
-	$(BIN)/python tools/make_dependencies.py
+dependencies: engines
+	$(ENGINES)/bin/python tools/make_dependencies.py
 
 # The gallery of figures; its runs are trained where they are absent, which takes minutes.
 gallery: runs/capsnet-digits/model.safetensors
@@ -152,5 +174,5 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(TRAINERS) $(ENGINES) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,6 +20,7 @@ MODULES = [
     "torchcaps.models",
     "torchcaps.data",
     "torchcaps.training",
+    "torchcaps.training.defaults",
     "torchcaps.evaluation",
     "torchcaps.exporting",
     "torchcaps.viz",

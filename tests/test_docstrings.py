@@ -37,7 +37,9 @@ def public_methods(cls):
     for name in vars(cls):
         method = getattr(cls, name)
         is_method = inspect.isfunction(method) or inspect.ismethod(method)
-        if is_method and not name.startswith("_") and method.__doc__:
+        # scikit-learn makes methods of estimators.
+        is_ours = getattr(method, "__module__", "").startswith("torchcaps")
+        if is_method and is_ours and not name.startswith("_") and method.__doc__:
             yield name, method
 
 

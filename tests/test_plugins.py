@@ -73,6 +73,11 @@ def test_they_are_loaded_once_when_a_name_is_missing(install, ask):
     assert "from-outside" in list_routers()
 
 
+def test_a_slip_of_a_known_name_is_no_name_of_a_plug_in(not_loaded):
+    assert plugins.unknown_note("epoch", ["epochs", "lr"]) == ""
+    assert plugins.unknown_note("grain", ["training", "graph"]).endswith("--import MODULE")
+
+
 def test_one_that_fails_is_a_warning_once_and_a_hint(install):
     install(bad="nothing", good="register", worse="fail")
     with pytest.warns(UserWarning, match="plug-in") as caught:

@@ -3,7 +3,7 @@
     python tools/make_dependencies.py
 
 writes constraints.txt (the versions that are tested), constraints-lowest.txt (the lowest versions allowed) and
-docs/dependencies.md (the licenses). Run it in an environment of `make install`.
+docs/dependencies.md (the licenses). Run it in an environment of `make engines`, which has all extras.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import metadata, requires, version
+from importlib.metadata import distributions, metadata, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -56,6 +56,11 @@ def lower_bound(requirement: Requirement) -> str:
     return next(one.version for one in requirement.specifier if one.operator == ">=")
 
 
+def is_installed(name: str) -> bool:
+    """Whether a package is here; some extras are not in every environment."""
+    return any(distributions(name=name))
+
+
 def needed(requirements: list[Requirement]) -> Iterator[str]:
     """Names of what these need here, and of what that needs; what torch needs is torch's to say."""
     visited, pending = set(), list(requirements)
@@ -68,13 +73,11 @@ def needed(requirements: list[Requirement]) -> Iterator[str]:
             continue
         visited.add(name)
         yield name
-        if name not in FREE:
-            pending += [
-                dependency
-                for dependency in map(Requirement, requires(name) or [])
-                if not dependency.marker
-                or any(dependency.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))
-            ]
+        if name not in FREE and is_installed(name):
+            for dependency in map(Requirement, requires(name) or []):
+                marker, dependency.marker = dependency.marker, None
+                if not marker or any(marker.evaluate({"extra": e}) for e in ("", *one.extras)):
+                    pending.append(dependency)
 
 
 def tested() -> str:
@@ -113,13 +116,14 @@ def rows() -> dict[str, str]:
         str(canonicalize_name(requirement.name)): (extra, requirement)
         for extra, group in groups.items()
         for requirement in group
+        if is_installed(requirement.name)
     }
     lines_by_package: dict[str, str] = {}
     for name, (extra, requirement) in bounds.items():
         versions = ", ".join(sorted(map(str, requirement.specifier), reverse=True))
         lines_by_package[name] = f"| {name} | {versions} | {extra} | {license(name)} |"
     for extra, group in groups.items():
-        for name in sorted(needed(group)):
+        for name in filter(is_installed, sorted(needed(group))):
             lines_by_package.setdefault(
                 name, f"| {name} | | {extra}, indirectly | {license(name)} |"
             )

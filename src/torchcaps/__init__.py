@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
-    from torchcaps.reproduction import cross_validate, reproduce
+    from torchcaps.reproduction import audit, cross_validate, reproduce
     from torchcaps.training import fit, load, save, train
+    from torchcaps.training.classifier import CapsuleClassifier
     from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
 _HOMES = {
+    "CapsuleClassifier": "training.classifier",
     "Capsules": "types",
     "ModelSpec": "types",
     "Predictor": "reporting",
     "Routed": "types",
+    "audit": "reproduction",
     "create_model": "models",
     "cross_validate": "reproduction",
     "explore": "explorer",
@@ -59,11 +62,13 @@ _HOMES = {
     "train": "training",
 }
 __all__ = [
+    "CapsuleClassifier",
     "Capsules",
     "ModelSpec",
     "Predictor",
     "Routed",
     "__version__",
+    "audit",
     "compare",
     "create_model",
     "cross_validate",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, get_args
 
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from numpy.typing import NDArray
@@ -90,7 +90,11 @@ class UnknownNameError(ArgumentError):
         names = sorted(known)
         more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         hint = f"known: {', '.join(names[:MOST_NAMES]) or 'none'}{more}"
-        similar = get_close_matches(name, names, n=3, cutoff=0.5)
+        words = {
+            option.lstrip("-"): option for option in names
+        }  # of flags, whose hyphens say nothing
+        matches = get_close_matches(name.lstrip("-"), words, n=3, cutoff=0.5)
+        similar = [words[match] for match in matches]
         if not similar and name:  # the first word of a longer name
             similar = [each for each in names if each.startswith(name)][:3]
         if similar:
@@ -167,8 +171,10 @@ def check_range(
 
 
 def check_positive(**numbers: float) -> None:
-    """Raise ArgumentError unless each of these arguments is at least one."""
+    """Raise ArgumentError unless each of these arguments is a whole number, at least one."""
     for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+            raise ArgumentError(name, f"expected a whole number of at least 1, got {number!r}")
         check_range(name, number, low=1)
 
 

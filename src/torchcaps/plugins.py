@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from threading import RLock
 from torchcaps.errors import TorchcapsError, one_line
 
 GROUP = "torchcaps.plugins"
+SLIP = 0.75  # similarity of a name and a slip of it
 # Each saves the state of one registry, and gives the function that restores it.
 SAVES: list[Callable[[], Callable[[], None]]] = []
 _lock = RLock()
@@ -32,9 +34,16 @@ class PluginError(TorchcapsError, ImportError):
     """A module exists, and its import fails."""
 
 
-def failure_note() -> str:
-    """The plug-ins that could not be loaded, which may be why a name is unknown."""
-    return "; ".join(_failures)
+def unknown_note(name: str, names: Iterable[str]) -> str:
+    """Why a name may be unknown: a plug-in that is not imported, or could not be loaded.
+
+    Args:
+        name: that is unknown.
+        names: that are known; one of nearly the same spelling says that this one is a slip.
+    """
+    if _failures or get_close_matches(name, names, cutoff=SLIP):
+        return "; ".join(_failures)
+    return "what a plug-in adds needs --import MODULE"
 
 
 def load_entry_points(tell: Callable[[str], None] | None = None) -> None:

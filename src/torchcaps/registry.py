@@ -106,8 +106,9 @@ class Registry(Mapping[str, T]):
         return self._reads[name]
 
     def unknown(self, name: str) -> UnknownNameError:
-        """The error for a name that is not registered; it names plug-ins that failed."""
-        return UnknownNameError(self.kind, name, self._entries, note=plugins.failure_note())
+        """The error for a name that is not registered; its note is about plug-ins."""
+        note = plugins.unknown_note(name, self._entries)
+        return UnknownNameError(self.kind, name, self._entries, note)
 
     def _load(self) -> None:
         if self.home:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from torchcaps import plugins
 from torchcaps.data import ReadOptions
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
@@ -109,6 +110,10 @@ class DataSettings(SettingsGroup):
     label_column: str | None = setting(
         None,
         "column of a .csv with the labels; several, separated by commas, for several labels an image",
+    )
+    value_column: str | None = setting(
+        None,
+        "column of a .csv with a number of each image, to be predicted; several, separated by commas",
     )
     label_separator: str | None = setting(
         None,
@@ -522,5 +527,6 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in known:
             settings[name] = value
         else:
-            raise UnknownNameError("setting", name, [*known, *groups()])
+            names = [*known, *groups()]
+            raise UnknownNameError("setting", name, names, plugins.unknown_note(name, names))
     return settings

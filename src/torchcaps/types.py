@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import register_pytree_node
 
+from torchcaps.errors import ArgumentError
 from torchcaps.transfer import evaluating
 
 # Modules of torch that pass images and outputs on as they are.
@@ -131,6 +132,8 @@ class ModelSpec:
             than the images: `reconstruct` enlarges it, and losses compare it. None is the size of
             the images.
         smallest: side of the smallest image it takes, in pixels.
+        any_size: it takes images of any size from its `img_size` on, also of several ones in a
+            data set: no weight belongs to a place.
         smallest_batch: images of the smallest batch that it can be trained with.
         task: default task, a name of `tasks.list_tasks()`.
         loss: default loss, a name of a loss of that task.
@@ -146,6 +149,7 @@ class ModelSpec:
     is_dense: bool = False
     draw_size: tuple[int, int] | None = None
     smallest: int = 1
+    any_size: bool = False
     smallest_batch: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"
@@ -164,6 +168,10 @@ class ModelMetadata:
         name: under which `create_model` built it; empty for other modules.
         options: that it was built with; by `create_model`, sizes are among them.
         builder: the function of the user that built it from these options, if one is known.
+        targets: facts about the targets that it was trained with, plain values by name; see
+            `Task.target_facts`.
+        calibration: what held-out images say of its activations, the dictionary of an
+            `evaluation.HeldOutCalibration`; None where nothing is known.
     """
 
     classes: tuple[str, ...] = ()
@@ -173,6 +181,8 @@ class ModelMetadata:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     builder: Callable[..., nn.Module] | None = None
+    targets: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] | None = None
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:
@@ -208,6 +218,13 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
         if is_ours or not hasattr(model, name):
             setattr(model, name, getattr(metadata, name))
     model._torchcaps = metadata  # type: ignore[assignment]
+
+
+def check_module(model: Any) -> None:
+    """Raise ArgumentError unless this is a module, and not, say, the name of one."""
+    if not isinstance(model, nn.Module):
+        advice = "such as create_model(NAME) gives one"
+        raise ArgumentError("model", f"expected a torch.nn.Module, {advice}, got {model!r}")
 
 
 def declares(model: nn.Module) -> bool:

@@ -119,10 +119,12 @@ def succeed(outcome):
     return outcome
 
 
-def python_block(page):
-    """The first block of Python in a document."""
+def python_block(page, name=""):
+    """The first block of Python in a document, or that of the file with this name."""
     text = page.read_text(encoding="utf-8")
-    return re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+    start = f'"""{name}: ' if name else ""
+    block = rf"^```python\n({re.escape(start)}.*?)^```"
+    return re.search(block, text, re.MULTILINE | re.DOTALL).group(1)
 
 
 def first_words(lines):

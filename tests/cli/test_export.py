@@ -20,6 +20,16 @@ def test_the_ending_of_the_output_is_the_format(command, run, tmp_path):
     assert "int8 and float16" in outcome.out
 
 
+def test_a_folder_goes_to_the_hub(command, run, monkeypatch):
+    calls = []
+    monkeypatch.setattr("torchcaps.exporting.push", lambda *call, **options: calls.append(call))
+    assert command("export", run, "--push", "me/bars").status == 2
+    outcome = command("export", run, "--format", "hub", "--push", "me/bars")
+    assert outcome.status == 0
+    assert calls == [(run / "hub", "me/bars")]
+    assert (run / "hub" / "README.md").exists()
+
+
 def test_wrong_words_have_status_2_and_failures_status_1(command, run, tmp_path):
     outcome = command("export", run, "--format", "onyx")
     assert outcome.status == 2

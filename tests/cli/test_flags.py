@@ -41,7 +41,8 @@ CALLS = {
         },
     ),
     "predict": (
-        "r a.png --top-k 3 --unknown-below 0.25 --device cpu --output o --batch-size 5 --workers 2",
+        "r a.png --top-k 3 --unknown-below 0.25 --as-is --invert no --device cpu --output o "
+        "--batch-size 5 --workers 2",
         "reporting.prediction.Predictor",
         {
             "run": "r",
@@ -49,6 +50,8 @@ CALLS = {
             "batch_size": 5,
             "top_k": 3,
             "unknown_below": 0.25,
+            "as_is": True,
+            "invert": "no",
             "output": "o",
             "workers": 2,
         },

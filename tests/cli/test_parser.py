@@ -48,6 +48,7 @@ def test_the_whole_help_has_every_setting_with_its_default(command, monkeypatch)
 def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
     text = help_of(command, monkeypatch, "train", "--help")
     assert "--epochs" in text
+    assert "such as iterations=2 or routing=em" in " ".join(text.split())
     assert "--optimizer-options" not in text
 
 
@@ -73,6 +74,7 @@ def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentenc
     [
         ([], "expected a command"),
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["diagnose", "x", "--count", "5"], "unknown flag '--count'; known: --baseline, --data"),
         (["train"], "the following arguments are required: NAME"),
     ],
 )

@@ -13,13 +13,16 @@ import pytest
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.data import _registry as data_registry
+from torchcaps.data.augment import AUGMENTATIONS
 from torchcaps.errors import RunError
 from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
 from torchcaps.reporting import html
 from torchcaps.reproduction import MEASURES
+from torchcaps.tasks.metrics import METRICS
 from torchcaps.templates import Picture
 from torchcaps.training import Run, recipes
+from torchcaps.training.callbacks import CALLBACKS
 
 from .conftest import assert_fails, python_block, succeed, the_sentence
 
@@ -30,7 +33,11 @@ REGISTRIES = (
     data_registry.DATASETS,
     MEASURES,
     recipes.RECIPES,
+    AUGMENTATIONS,
+    METRICS,
+    CALLBACKS,
 )
+FILES = {"dimming", "noise", "stripes", "broken", "inner"}
 SMALL = ("--option", "channels=8", "--option", "primary_types=2")
 IMPORT = ("--import", "stripes.py")
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -50,7 +57,7 @@ def fresh_command(command):
                     stack.enter_context(registry.restored())
                 return command(words)
         finally:
-            for name in {"stripes", "broken", "inner"} & (sys.modules.keys() - modules):
+            for name in FILES & (sys.modules.keys() - modules):
                 del sys.modules[name]
             sys.path[:] = path
             for state in (plugins._imported, plugins._failures, plugins._loaded):
@@ -106,6 +113,24 @@ def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_
     monkeypatch.setattr(html, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
     outcome = succeed(fresh_command("report", "run", IMPORT))
     assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_small_addition_is_a_file_that_is_imported_as_it_stands(fresh_command, bars, tmp_path):
+    (tmp_path / "dimming.py").write_text(python_block(PAGE, "dimming.py"), encoding="utf-8")
+    (tmp_path / "noise.py").write_text(python_block(PAGE.with_name("data.md"), "noise.py"))
+    start = ("train", "capsnet", "--data", bars, "--epochs", 1, "--holdout", 6, SMALL)
+    flags = "--dim 0.3 --noise 0.1 --metrics mean_length --callbacks lengths --output run"
+    imports = ("--import", "dimming.py", "--import", "noise.py")
+    outcome = succeed(fresh_command(start, flags.split(), imports))
+    assert "augmentation: shift 2, dim 0.3, noise 0.1" in outcome.err
+    run = Run(tmp_path / "run")
+    [row] = run.epochs
+    assert run.notes[-1] == f"mean length {row['val_mean_length']:.3f}"
+    outcome = succeed(fresh_command("evaluate", "run", "--json", imports))
+    assert 0 < outcome.document["mean_length"] < 1
+    outcome = fresh_command(start, "--dim", "2", imports)
+    assert_fails(outcome, 2, "dim: expected between 0 and 1, got 2.0")
+    assert_fails(fresh_command(start, "--dim", "0.3"), 2, "unknown flag '--dim'")
 
 
 def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch):

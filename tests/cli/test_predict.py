@@ -10,6 +10,7 @@ from PIL import Image
 
 from checks import column
 from torchcaps.data import load_dataset
+from torchcaps.training.files import load_tensors, save_tensors
 
 from .conftest import assert_fails, the_sentence
 
@@ -75,12 +76,31 @@ class TestInputs:
 class TestResults:
     def test_the_table_has_a_heading_and_a_line_for_each_image(self, command, run, photos):
         heading, line = command("predict", run, photos / "1.png").out.splitlines()
-        assert heading.split() == ["image", "class", "activation", "probability"]
-        path, label, activation, probability = line.split()
+        heads = ["image", "class", "activation", "probability", "changes", "reason"]
+        assert heading.split() == heads
+        path, label, activation, probability = line.split()  # nothing was changed, or doubted
         assert path == str(photos / "1.png")
         assert label in ("0", "1", "2")
         assert 0 <= float(activation) <= 1
         assert 1 / 3 <= float(probability) <= 1
+
+    def test_what_was_done_and_why_there_is_no_answer_is_said(self, command, tmp_path):
+        digit = load_dataset("digits", "test").images[0, 0].numpy()
+        page = Image.new("L", (90, 90), 240)
+        page.paste(Image.fromarray(255 - digit), (50, 10))
+        page.save(tmp_path / "seven.png")
+        Image.new("L", (90, 90), 240).save(tmp_path / "page.png")
+        words = ("predict", "seven.png", "page.png")
+        rows = command(*words, "--json").document
+        assert column(rows, "label") == ["7", "empty"]
+        assert column(rows, "changes") == ["inverted, cropped and centered", ""]
+        assert column(rows, "reason") == ["", "nothing stands out from its background"]
+        assert ["probability" in row for row in rows] == [True, False]
+        table = command(*words).out.splitlines()
+        assert table[1].split()[0] == "seven.png" and "inverted" in table[1]
+        as_it_is = command(*words, "--as-is", "--unknown-below", "0", "--json").document
+        assert column(as_it_is, "changes") == ["", ""]
+        assert as_it_is[0]["activations"] != rows[0]["activations"]
 
     def test_json_has_all_classes_longest_first(self, command, run, photos):
         rows = command("predict", run, photos, "--json").document
@@ -95,21 +115,26 @@ class TestResults:
         assert list(map(json.loads, lines)) == rows
 
     def test_a_run_without_a_calibration_has_no_probabilities(self, command, run, photos):
-        (run / "calibration.json").unlink()
+        tensors, description = load_tensors(run / "model.safetensors")
+        del description["calibration"]
+        save_tensors(run / "model.safetensors", tensors, description)
         outcome = command("predict", run, photos, "--csv")
-        assert outcome.out.splitlines()[0] == "path,label,activation"
+        heading, *lines = outcome.out.splitlines()
+        assert heading == "path,label,activation,probability,changes,reason"
+        assert {line.split(",")[3] for line in lines} == {""}
         assert outcome.err == (
-            f"{run}: has no calibration.json, so there are activations, but no probabilities\n"
+            f"{run}: is not calibrated, so there are activations, but no probabilities\n"
         )
         refused = command("predict", run, photos, "--unknown-below", "auto")
         assert refused.status == 1
-        assert "auto needs a run with calibration.json" in refused.err
+        assert "auto needs a calibrated model" in refused.err
 
     @pytest.mark.parametrize(
         ("words", "sentence"),
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
             (("--unknown-below", "low"), "--unknown-below: expected FLOAT|auto, got 'low'"),
+            (("--invert", "maybe"), "--invert: expected auto|yes|no, got 'maybe'"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
             (
                 ("--output-file", "a.txt"),
@@ -152,7 +177,8 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
         assert command(*words, "--parquet", file).status == 0
         printed = command(*words, "--json").document
         rows = parquet.read_table(file).to_pylist()
-        assert [*rows[0]] == ["path", "label", "activation", "probability"]
+        names = ["path", "label", "activation", "probability", "changes", "reason"]
+        assert [*rows[0]] == names
         for name in rows[0]:
             assert column(rows, name) == column(printed, name)
     else:
@@ -160,3 +186,11 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
         assert command(*words, "--output-file", file).status == 0
         assert file.read_text() == command(*words, f"--{ending}").out
     assert the_sentence(command(*words, "--output-file", file)).startswith(f"{file}: exists")
+
+
+def test_an_engine_that_is_not_there(command, run, photos, monkeypatch):
+    monkeypatch.setattr("torchcaps.reporting.ray.find_spec", lambda name: None)
+    outcome = command("predict", run, photos, "--engine", "ray")
+    assert outcome.status != 0
+    assert "pip install 'torchcaps[ray]'" in the_sentence(outcome)
+    assert "--engine" in the_sentence(command("predict", run, photos, "--address", "auto"))

@@ -286,6 +286,10 @@ def test_a_control_is_trained_and_compared(command, start, tmp_path):
     control = Run(tmp_path / "runs" / "capsule_head-bars" / "control")
     assert control.config.model.name == "linear_head"
     assert control.is_finished
+    heads = [tc.load(path).head for path in (control.path.parent, control.path)]
+    counts = [sum(weight.numel() for weight in head.parameters()) for head in heads]
+    assert counts[1] == pytest.approx(counts[0], rel=0.05)
+    assert [f"{count:,}" in outcome.out for count in counts] == [True, True]
 
     outcome = command([*start, "--resume", "--json"])
     comparison = outcome.document["control"]["comparison"]

@@ -145,12 +145,12 @@ def test_classes_may_be_named(save):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"classes": np.array(["a", "b"])}, "label 2 of image 2 lies outside the 2 classes"),
-        ({"labels": LABELS - 1}, "label -1 of image 0 lies outside the 3 classes"),
+        ({"classes": np.array(["a", "b"])}, "labels: expected one of 0, 1, got 2"),
         (
-            {"labels": LABELS * 1.0},
-            r"expected labels \[n\] of integers or names, got \[20\] of float64",
+            {"labels": LABELS - 1},
+            r"labels: expected whole numbers from 0, or names, got \[-1, 0, 1",
         ),
+        ({"labels": LABELS[:, None] + [0, 1]}, r"labels: whole numbers \[20, 2\] can be read"),
     ],
 )
 def test_unsuitable_labels_are_refused(save, arrays, message):
@@ -160,7 +160,36 @@ def test_unsuitable_labels_are_refused(save, arrays, message):
 
 def test_a_test_label_beyond_the_training_classes_is_refused(save):
     path = save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES, y_test=LABELS + 1)
-    assert_refused("label 4 of image 3 lies outside the 4 classes", path, "test")
+    assert_refused("labels: expected one of 0, 1, 2, 3, got 4", path, "test")
+
+
+HOT = np.eye(4, dtype=np.uint8)[LABELS] + np.eye(4, dtype=np.uint8)[(LABELS + 1) % 4]
+INK = (IMAGES > 100).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("labels", "target", "rows"),
+    [
+        ({"labels": HOT}, "labels", HOT),
+        ({"labels": LABELS / 8}, "value", LABELS[:, None] / 8),
+        ({"masks": 255 * INK[..., None]}, "mask", INK),
+        ({"labels": LABELS.astype(float)}, "label", LABELS),
+    ],
+)
+def test_targets_of_other_tasks_are_read_and_split(save, labels, target, rows):
+    path = save(images=IMAGES, **labels)
+    stored = {image.tobytes(): row.tolist() for image, row in zip(IMAGES, rows, strict=True)}
+    for split, count in (("train", 16), ("test", 4)):
+        images = load_dataset(path, split)
+        assert [*images.targets] == [target]
+        assert len(images) == count
+        for image, row in zip(images.images.numpy(), images.targets[target], strict=True):
+            assert stored.pop(image.tobytes()) == row.tolist()
+
+
+def test_labels_of_the_test_split_have_the_form_of_the_training_labels(save):
+    path = save(x_train=IMAGES, y_train=HOT, x_test=IMAGES[:4], y_test=np.eye(4)[:, ::-1])
+    assert load_dataset(path, "test").targets["labels"].tolist() == np.eye(4)[::-1].tolist()
 
 
 # Files.

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import load_dataset
+from torchcaps.data import Preprocess, load_dataset
+from torchcaps.data.inputs import list_inputs
 
 from .makers import assert_refused, picture, write_folder
 
@@ -85,6 +86,17 @@ def test_one_image_a_class_cannot_be_split(tmp_path):
     message = "own: no class has two images, so that none can be held out"
     assert_refused(message, root)
     assert len(load_dataset(write_folder(tmp_path / "two", count=2), "test")) == 2
+
+
+@pytest.mark.parametrize("parts", [("a", "b"), ("images", "masks")])
+def test_a_folder_of_files_that_are_no_images_names_them(tmp_path, parts):
+    for part in parts:
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "scan.nii.gz").touch()
+    files = f"it holds {parts[0]}/scan.nii.gz, {parts[1]}/scan.nii.gz"
+    assert_refused(f"no .*images.*; {files}", tmp_path)
+    [item] = list_inputs(str(tmp_path), Preprocess((28, 28), 1))
+    assert str(item.source) == f"{tmp_path}: no image in it; {files}"
 
 
 def test_a_folder_without_class_folders_is_refused(tmp_path):

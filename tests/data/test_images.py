@@ -213,7 +213,7 @@ def test_a_jpeg_is_decoded_at_twice_its_target_or_more(monkeypatch):
     contents = encoded(smooth_picture(480, 640), "JPEG")
     sizes = []
     monkeypatch.setattr(
-        images, "_decode_upright", lambda image, channels: sizes.append(image.size) or PIXEL
+        images, "_decode_upright", lambda image, *_: sizes.append(image.size) or PIXEL
     )
     for side in (500, 121, 120, 61, 60, 8):
         decode_image(contents, side)

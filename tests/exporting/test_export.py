@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from time import process_time
 
@@ -18,12 +19,15 @@ from torch import nn
 
 import torchcaps as tc
 from models.small import SMALL, SMALLER
+from outside.routers import VOTES
 from torchcaps.errors import ArgumentError, ExportError, UnknownNameError
 from torchcaps.exporting import Subject, export, register_export_format
 from torchcaps.exporting.formats import EXPORT_FORMATS
 from torchcaps.exporting.onnx import read_onnx, write_onnx
 from torchcaps.exporting.torch import read_program
-from torchcaps.types import spec_of
+from torchcaps.functional import ConvField
+from torchcaps.nn import LinearVotes, RoutedLayer
+from torchcaps.types import LayerSizes, spec_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "answer_onnx.py"
 READERS = {".onnx": read_onnx, ".pt2": read_program}
@@ -40,6 +44,8 @@ DYNAMIC = (
     "transforming_autoencoder",
     "vb_caps",
 )
+# Their own rounding errors are as large, in float32 beside double precision.
+INEXACT = {"matrix_caps": 3e-5, "segcaps_small": 2e-5, "vb_caps": 2e-5, "vb_caps_small": 2e-5}
 
 
 def small_model(name="capsnet", **options):
@@ -156,10 +162,26 @@ def test_a_segmentation_network_gives_maps(tmp_path):
 def test_a_program_is_for_batches_of_any_size(name):
     """Such as `len(x)`, which is a number of Python, would make it one for a fixed size."""
     model = small_model(name, **SMALL.get(name, {}))
-    program = Subject(model, torch.rand(2, *model.image_shape), {}).program
+    program = Subject(model, torch.rand(2, *model.image_shape), {}, model).program
     images = torch.rand(5, *model.image_shape)
     with torch.no_grad():
         torch.testing.assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", tc.nn.list_routers())
+def test_a_layer_of_every_routing_is_for_batches_of_any_size(name):
+    votes = VOTES.get(name, LinearVotes)(LayerSizes(24, 4, 5, 4))
+    layer = RoutedLayer(votes, name, partial(ConvField, kernel=2)).eval()
+    batch = {0: torch.export.Dim("batch", min=1)}
+
+    def children(count):
+        return tc.Capsules(torch.randn(count, 3, 3, 6, 4), torch.rand(count, 3, 3, 6))
+
+    with torch.no_grad():
+        shapes = (tc.Capsules(batch, batch),)
+        program = torch.export.export(layer, (children(2),), dynamic_shapes=shapes, strict=False)
+        inputs = children(5)
+        torch.testing.assert_close(program.module()(inputs), layer(inputs), atol=1e-5, rtol=1e-4)
 
 
 def test_a_file_for_one_size_of_batch_is_not_written(tmp_path, restore):
@@ -230,12 +252,23 @@ def test_digamma_in_operators_of_onnx(tmp_path):
             return torch.digamma(images)
 
     path = tmp_path / "digamma.onnx"
-    write_onnx(Subject(Digamma(), torch.ones(2, 1), {}), path)
+    write_onnx(Subject(Digamma(), torch.ones(2, 1), {}, Digamma()), path)
     x = np.concatenate([np.geomspace(0.5, 1e30, 20_000), np.linspace(0.5, 20, 20_000)])
     x = x.astype(np.float32).reshape(-1, 1)
     expected = true_digamma(x.astype(np.float64))
     error = np.abs(read_onnx(path)(x) - expected)
     assert (error <= np.maximum(1e-6, 4e-7 * np.abs(expected))).all()
+
+
+def largest_error(path, model, images):
+    """The largest difference of a file's outputs from the model's; classes are the same."""
+    with torch.no_grad():
+        expected = model(images).numpy()
+    answers = read_onnx(path)(images.numpy())
+    two_largest = np.sort(expected, axis=1)[:, -2:]
+    is_clear = two_largest[:, 1] - two_largest[:, 0] > 2e-5
+    assert (answers.argmax(1) == expected.argmax(1))[is_clear].all()
+    return np.abs(answers - expected).max()
 
 
 @pytest.mark.slow
@@ -249,14 +282,31 @@ def test_every_classifier_becomes_onnx(name, tmp_path):
     start = process_time()
     exported = export(model, tmp_path / "model.onnx")
     assert process_time() - start < (180 if name.startswith("matrix_caps") else 60)
-    assert exported.difference <= 1e-5
+    tolerance = INEXACT.get(name, 1e-5)
+    assert exported.difference <= tolerance
     assert exported.batches == (1, 3, 64)
-    answer = read_onnx(exported.path)
     images = torch.rand(5, *model.image_shape)
+    assert largest_error(exported.path, model, images) <= tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.needs_data
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+@pytest.mark.parametrize("name", tc.list_models(pretrained=True))
+def test_trained_weights_on_real_images(name, ending, tmp_path, shared_data):
+    """Of 1,000; in half precision and in whole numbers nearly all keep their class."""
+    model = tc.create_model(name, pretrained=True).eval()
+    images = tc.data.load_dataset("mnist", "test", shared_data).float_images(torch.arange(1000))
+    exported = export(model, tmp_path / f"model{ending}")
+    answer = READERS[ending](exported.path)
     with torch.no_grad():
-        expected = model(images).numpy()
-    given = answer(images.numpy())
-    assert np.abs(given - expected).max() <= 1e-5
-    two_largest = np.sort(expected, axis=1)[:, -2:]
-    is_clear = two_largest[:, 1] - two_largest[:, 0] > 2e-5
-    assert (given.argmax(1) == expected.argmax(1))[is_clear].all()
+        expected = model(images)
+    for size in (1, 3, 64, 1000):
+        answers = torch.cat([torch.from_numpy(answer(part.numpy())) for part in images.split(size)])
+        torch.testing.assert_close(answers, expected, atol=1e-5, rtol=0)
+        assert (answers.argmax(1) == expected.argmax(1)).all()
+    for options in ({"half": True}, {"int8": True}):
+        smaller = export(model, tmp_path / f"smaller{ending}", **options)
+        assert smaller.bytes < exported.bytes
+        answers = torch.from_numpy(READERS[ending](smaller.path)(images.numpy()))
+        assert (answers.argmax(1) == expected.argmax(1)).sum() >= 995

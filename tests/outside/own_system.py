@@ -15,6 +15,7 @@ from torch import nn
 
 from torchcaps import data, models, nn as capsules, reporting, tasks, training
 from torchcaps.data.augment import register_augmentation
+from torchcaps.exporting import register_export_format
 from torchcaps.functional import squash_with_length
 from torchcaps.reproduction import register_measure
 from torchcaps.settings import TrainConfig, setting
@@ -210,6 +211,20 @@ class EqualRouting(capsules.Router):
         s = votes.weighted(c)
         v, length = squash_with_length(s if votes.bias is None else s + votes.bias)
         return Routed(v, length, c)
+
+
+def read_saved(path):
+    """The function that a .saved file answers with."""
+    program = torch.export.load(path).module()
+    return lambda images: program(torch.from_numpy(images)).detach().numpy()
+
+
+@register_export_format("saved", ".saved", read_saved)
+def write_saved(subject, path):
+    """A program, and where it came from."""
+    with path.open("wb") as file:
+        torch.export.save(subject.program, file)
+    Path("exported.txt").write_text(f"{subject.origin} {subject.metadata['classes']}")
 
 
 @register_measure()

@@ -48,6 +48,7 @@ LINES = {
     "classifier": CLASSIFIER,
     "classifier evaluated": "evaluate classifier --json",
     "classifier reported": "report classifier --diagnose 8",
+    "classifier exported": "export classifier --output classifier.saved --json",
     "evaluate": "evaluate run --json",
     "report": "report run",
     "reproduce": "reproduce noise-goes --json",
@@ -94,7 +95,7 @@ def outcome(tmp_path_factory):
 
 def test_every_command_takes_it(outcome):
     answers = {name: answer for name, answer in outcome[1].items() if isinstance(answer, list)}
-    assert len(answers) == 10
+    assert len(answers) == 11
     for name, (status, out) in answers.items():
         assert status == 0 and out, name
 
@@ -149,6 +150,15 @@ def test_a_classifier_takes_one_of_each_kind(outcome):
     figures = json.loads(outcomes["classifier evaluated"][1])
     assert 0 <= figures["certainty"] <= 1
     assert "certainty" in (run / "report.html").read_text().lower()
+
+
+def test_a_classifier_leaves_in_its_own_format(outcome):
+    folder, outcomes = outcome
+    exported = json.loads(outcomes["classifier exported"][1])
+    assert exported["format"] == "saved"
+    assert exported["bytes"] == (folder / "classifier.saved").stat().st_size
+    names = ["left", "middle", "right"]
+    assert (folder / "exported.txt").read_text() == f"classifier {names}"
 
 
 def test_the_explorer_answers_for_it(outcome):

@@ -20,7 +20,6 @@ from torchcaps.data import Preprocess, load_dataset
 from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.reporting import prediction as row_files
 from torchcaps.reporting.prediction import columns, open_row_file
-from torchcaps.training.calibration import read_calibration
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def test_a_damaged_input_is_raised_or_reported(trained, folder, rows, tmp_path):
 
 
 def test_probabilities_are_those_of_the_calibration(trained, images, rows):
-    calibration = read_calibration(trained)
+    calibration = tc.Predictor(trained).calibration
     for row in rows:
         activations = torch.tensor([[*row["activations"].values()]])
         [expected] = calibration.probabilities(activations).tolist()
@@ -132,17 +131,93 @@ def test_probabilities_are_those_of_the_calibration(trained, images, rows):
     [best] = tc.Predictor(trained, top_k=2)(images.images[0])
     assert [*best["probabilities"]] == [*best["activations"]] == [*rows[0]["activations"]][:2]
     assert best["probability"] == pytest.approx(rows[0]["probability"], abs=1e-5)
-    assert "probability" not in tc.predict(tc.load(trained), images.images[0])[0]
+    assert tc.predict(tc.load(trained), images.images[:6]) == tc.Predictor(trained)(
+        images.images[:6]
+    )
 
 
 def test_auto_takes_the_threshold_of_the_held_out_images(trained, images):
     predictor = tc.Predictor(trained, unknown_below="auto")
-    threshold = read_calibration(trained).threshold
-    rows = predictor(torch.cat([images.images, torch.zeros_like(images.images[:1])]))
+    threshold = predictor.calibration.threshold
+    rows = predictor(images.images)
     for row in rows:
         assert (row["label"] == "unknown") == (row["activation"] < threshold)
-    assert rows[-1]["label"] == "unknown"
-    assert column(rows, "label").count("unknown") < len(rows)
+        assert ("probability" in row) == (row["reason"] == "") == (row["label"] != "unknown")
+    assert 0 < column(rows, "label").count("unknown") < len(rows)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", "test")
+
+
+@pytest.fixture(scope="module", params=["capsnet_small", "efficient_capsnet"])
+def network(request):
+    return tc.create_model(request.param, pretrained=True).eval()
+
+
+def test_true_digits_are_not_touched(network, digits):
+    pixels = digits.images[:200]
+    with torch.no_grad():
+        expected = network(pixels.float() / 255)
+    arrays = (pixels, pixels.numpy(), pixels.float() / 255, list(pixels[:, 0].numpy()))
+    for inputs in (*arrays, [Image.fromarray(image[0].numpy()) for image in pixels]):
+        rows = tc.Predictor(network)(inputs)
+        assert set(column(rows, "changes")) == {""}
+        for row, lengths in zip(rows, expected, strict=True):
+            assert [row["activations"][name] for name in network.classes] == lengths.tolist()
+    assert column(rows, "label").count("unknown") <= 4  # 2 %
+
+
+def test_what_is_unknown_has_a_reason_and_no_probability(network):
+    noise = np.random.default_rng(0).random((80, 80)).astype(np.float32)
+    bars = np.zeros((90, 90), np.float32)
+    bars[15:75, 15:75] = 1  # a block, which is no digit
+    noisy, block, blank = tc.Predictor(network)([noise, bars, np.zeros((28, 28), np.uint8)])
+    assert (noisy["label"], block["label"], blank["label"]) == ("unknown", "unknown", "empty")
+    assert noisy["reason"].startswith("its background is not even")
+    assert block["reason"].split(",")[0] in (
+        "its length",
+        "its margin",
+        "the error of its reconstruction",
+    )
+    for row in (noisy, block, blank):
+        assert not {"probability", "probabilities"} & {*row}
+    [answer] = tc.Predictor(network, unknown_below=0)(bars)
+    assert answer["label"] in network.classes
+    assert 0 < answer["probability"] <= 1
+
+
+def test_inversion_can_be_decided(network, digits):
+    dark = 255 - digits.images[0].numpy()
+    seven = {"auto": "7", "yes": "7"}
+    for invert, label in seven.items():
+        [row] = tc.Predictor(network, invert=invert)(dark)
+        assert row["label"] == label
+        assert row["changes"].startswith("inverted")
+    [row] = tc.Predictor(network, invert="no")(dark)
+    assert "inverted" not in row["changes"]
+    [row] = tc.Predictor(network, as_is=True)(dark)
+    with torch.no_grad():
+        [expected] = network(torch.from_numpy(dark).float()[None] / 255).tolist()
+    assert [row["activations"][name] for name in network.classes] == expected
+    [row] = tc.Predictor(network, as_is=True, invert="yes")(dark)
+    assert (row["label"], row["changes"]) == ("7", "inverted")
+
+
+def test_ink_of_any_color_on_any_paper_is_found(network, digits):
+    pixels = digits.images[0, 0].numpy()
+    ink = Image.fromarray(pixels).resize((112, 112))
+    pictures = []
+    for color, paper in (("blue", "yellow"), ("white", "black"), ("black", "white")):
+        page = Image.new("RGB", (160, 160), paper)
+        page.paste(Image.new("RGB", ink.size, color), (40, 10), ink)
+        pictures.append(page)
+    for color in ("black", "white", "navy"):
+        picture = Image.new("RGBA", ink.size, color)
+        picture.putalpha(ink)
+        pictures.append(picture)
+    assert column(tc.Predictor(network)(pictures), "label") == ["7"] * 6
 
 
 class Plain(torch.nn.Module):
@@ -215,6 +290,14 @@ def test_parquet_is_written_in_groups_of_rows(tmp_path, monkeypatch, count):
     file = write(tmp_path / "rows.parquet", rows)
     assert parquet.ParquetFile(file).num_row_groups == max(1, (count + 1) // 2)
     assert parquet.read_table(file).to_pylist() == [columns(row) for row in rows]
+
+
+def test_the_first_rows_of_a_parquet_file_may_have_no_probability(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(row_files, "ROW_GROUP", 2)
+    rows = [ROWS[0], ROWS[0], ROWS[0] | {"probability": 0.5}]
+    file = write(tmp_path / "rows.parquet", rows)
+    assert column(parquet.read_table(file).to_pylist(), "probability") == [None, None, 0.5]
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,3 +147,28 @@ def test_groups_stay_together(bars):
         assert not inside & outside
         tested += inside
     assert sorted(tested) == sorted({*groups.tolist()})
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "figure"),
+    [
+        ("capsnet_small", {"y": np.eye(3)[np.arange(24) % 3] + [1, 0, 0] > 0}, "exact"),
+        ("capsnet_small", {"y": np.linspace(-1, 1, 48).reshape(24, 2)}, "mae"),
+        ("segcaps_small", {"masks": np.tri(20, dtype=np.uint8)[None].repeat(24, 0)}, "dice"),
+    ],
+)
+def test_folds_of_other_targets(tmp_path, model, targets, figure):
+    images = np.random.default_rng(0).integers(0, 256, (24, 20, 20), dtype=np.uint8)
+    arrays = dict.fromkeys(("images", "x"), images) | targets
+    np.savez(tmp_path / "own.npz", **arrays)
+    settings = {"data": str(tmp_path / "own.npz"), "folds": 2, "epochs": 1, "batch_size": 8}
+    outcome = cross_validate(model, tmp_path / "cv", **settings)
+    everything = load_dataset(tmp_path / "own.npz", "train")
+    assert sum(outcome.num_samples) == len(everything)
+    for run in outcome.runs:
+        _, tested = open_task(Run(run))
+        [target] = set(everything.targets) & set(tested.targets)
+        rows = dict(zip(rows_of(everything), everything.targets[target].tolist(), strict=True))
+        expected = list(map(rows.__getitem__, rows_of(tested)))
+        assert tested.targets[target].tolist() == expected
+    assert len(outcome.by_figure[figure]) == 2

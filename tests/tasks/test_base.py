@@ -109,7 +109,7 @@ def test_every_task_with_a_registry_takes_further_losses():
         register_loss("another", task="transform")
 
 
-def test_metrics_of_the_settings_are_reported_if_the_task_has_the_outputs_they_need():
+def test_metrics_of_the_settings_are_reported_if_the_task_has_the_outputs_they_need(capsys):
     images = Dataset(
         torch.rand(12, 1, 8, 8), {"label": torch.arange(12) % 3}, ("a", "b", "c"), "noise"
     )
@@ -124,6 +124,11 @@ def test_metrics_of_the_settings_are_reported_if_the_task_has_the_outputs_they_n
         model, history = tc.fit(plain, images, validation=images, config=config)
         evaluation = tc.tasks.evaluate_task(tc.tasks.create_task(model, config, images), images)
         figures = evaluation.to_dict()
+    sentence = (
+        "paths_of_trees is left out: it needs paths, and there are activation, labels, logits"
+    )
+    before, _, _ = capsys.readouterr().err.partition("epoch 1/1")
+    assert before.count("is left out") == before.count(sentence) == 1
     probabilities = model(images.images).softmax(dim=1)
     target = nn.functional.one_hot(images.labels, 3)
     brier = (probabilities - target).square().sum(dim=1).mean().item()

@@ -376,3 +376,23 @@ def test_the_label_of_an_image_is_its_largest_class_or_the_background(bias, labe
     preprocess = Preprocess((8, 8), 1)
     [row] = predict_masks(task.eval(), [image], ["one"], preprocess, None)
     assert (row["label"], row["share"]) == (label, 1.0)
+
+
+def test_masks_of_arrays_are_those_of_their_files(tmp_path):
+    """A pixel is of the class where it is bright, whatever the size of the image."""
+    plain = torch.nn.Conv2d(1, 1, 1)
+    torch.nn.init.constant_(plain.bias, -9.0)
+    torch.nn.init.constant_(plain.weight, 18.0)
+    plain.classes = ("background", "a")
+    plain.preprocess = Preprocess((8, 8), 1)
+    plain.spec = tc.ModelSpec(is_dense=True, task="segment")
+    pixels = torch.zeros(1, 16, 24, dtype=torch.uint8)
+    pixels[:, :, :12] = 255
+    path = tmp_path / "half.png"
+    Image.fromarray(pixels[0].numpy()).save(path)
+    for inputs in ([path], [pixels.numpy()], pixels[None] / 255, [Image.open(path)]):
+        output = tmp_path / type(inputs[0]).__name__
+        [row] = tc.Predictor(plain, output=output)(inputs)
+        assert row["shares"] == {"background": 0.5, "a": 0.5}
+        mask = np.asarray(Image.open(row["mask"]))
+        assert np.array_equal(mask > 0, pixels[0].numpy() > 0)

@@ -123,6 +123,14 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
         recipe.rows_of("hour")
 
 
+def test_a_recipe_without_budgets_runs_as_it_is(tmp_path):
+    (tmp_path / "mine.toml").write_text(GOOD)
+    recipe = load_recipe(tmp_path / "mine.toml")
+    for budget in ("small", "full"):
+        [row] = recipe.rows_of(budget)
+        assert recipe.resolve(row, budget) == recipe.config
+
+
 def test_an_unknown_recipe_suggests_the_nearest():
     with pytest.raises(
         UnknownNameError, match="unknown recipe 'capsnet-digit'; did you mean 'capsnet-digits'"
@@ -136,6 +144,7 @@ def test_an_unknown_recipe_suggests_the_nearest():
         ("title = ", "Invalid value"),
         ("", "the entry 'run' is missing"),
         (GOOD + "epoch = 3\n", "unknown setting 'epoch'; did you mean 'epochs'"),
+        (GOOD + "grain = 1\n", "or 'graph'? (what a plug-in adds needs --import MODULE)"),
         (GOOD + "[budgets.small]\nrun = {}\n", "the entry 'cost' is missing"),
         (
             GOOD + '[[rows]]\nname = "a"\nwithin = { hour = { lr = 1 } }\n',

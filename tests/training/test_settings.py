@@ -68,6 +68,7 @@ READING = {
     "storage": ("disk", "storage"),
     "workers": (3, "workers"),
     "label_column": ("kind", "label_column"),
+    "value_column": ("angle", "value_column"),
     "label_separator": ("|", "label_separator"),
     "group_column": ("patient", "group_column"),
     "group_pattern": ("(a)", "group_pattern"),

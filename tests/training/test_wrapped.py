@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -293,6 +294,59 @@ def test_a_module_that_returns_other_outputs_is_no_wrapper(kind):
     model = kind(network())
     assert find_network(model) is model
     assert not declares(model)
+
+
+@pytest.mark.parametrize("name", WRAPPERS | NESTED | CHANGED)
+def test_a_wrapped_network_begins_with_weights_of_the_bare_one(name, images, labels, tmp_path):
+    source = network(decoder=False)
+    path = tc.save(source, tmp_path / "bare")
+    wrap = CHANGED[name][0] if name in CHANGED else (WRAPPERS | NESTED)[name]
+    net = tc.create_model("capsnet", decoder=False, **SIZES, **TINY)
+    model = wrap(net)
+    tc.fit(model, images, labels, init=str(path), lr=1e-12, **SETTINGS, verbose=False)
+    for key, weight in net.state_dict().items():
+        torch.testing.assert_close(weight, source.state_dict()[key], rtol=0, atol=1e-9)
+
+
+def test_the_whole_begins_with_weights_of_the_whole(images, labels, tmp_path):
+    source = net_of_normalized()
+    tc.fit(source, images, labels, **SETTINGS, verbose=False)
+    path = tc.save(source, tmp_path / "whole", builder=net_of_normalized)
+    for model in (net_of_normalized(), nn.DataParallel(net_of_normalized())):
+        tc.fit(model, images, labels, init=str(path), lr=1e-12, **SETTINGS, verbose=False)
+        torch.testing.assert_close(model(images), source(images), rtol=0, atol=1e-6)
+
+
+def test_parameters_within_a_wrapper_have_their_names_in_it(images, labels):
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), network())
+    frozen = model[1].conv.weight.detach().clone()
+    tc.fit(model, images, labels, freeze=["1.conv.*"], lr_scale={"0.*": 0.1}, **SETTINGS)
+    assert torch.equal(model[1].conv.weight, frozen)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "change", "shapes"),
+    [
+        (
+            lambda net: nn.Sequential(nn.AvgPool2d(2), net),
+            lambda images: F.interpolate(images, scale_factor=2),
+            "draws [8, 1, 18, 20], and the images are [8, 1, 36, 40]",
+        ),
+        (
+            Gray,
+            lambda images: images.expand(-1, 3, -1, -1),
+            "draws [8, 1, 18, 20], and the images are [8, 3, 18, 20]",
+        ),
+    ],
+)
+def test_a_decoder_behind_a_stage_that_resizes_is_refused(wrap, change, shapes, images, labels):
+    model = wrap(network())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ArgumentError, match=f"{re.escape(shapes)}; bring .*reconstruction=0"):
+        tc.fit(model, change(images), labels, **SETTINGS)
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, before[key])
+    tc.fit(model, change(images), labels, reconstruction=0.0, **SETTINGS)
 
 
 def test_two_networks_declare_nothing_together():

@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "reconstruct": report.reconstruct,
     "perturb": report.perturb,
     "compare": report.compare,
+    "audit": train.audit,
     "diagnose": report.diagnose,
     "report": report.report,
     "explore": report.explore,

@@ -46,16 +46,22 @@ def predict(
     results: ResultFormat = ResultFormat(),
     top_k: int | None = None,
     unknown_below: Annotated[float | Literal["auto"] | None, Flag(metavar="T|auto")] = None,
+    as_is: bool = False,
+    invert: Literal["auto", "yes", "no"] = "auto",
     device: Device = "auto",
     output: Path | None = None,
     batch_size: Annotated[int, RARE] = 256,
     workers: Annotated[int, RARE] = 0,
+    engine: Literal["ray"] | None = None,
+    address: Annotated[str | None, RARE] = None,
 ) -> int:
     """Apply a trained model to images: files, folders, patterns, tar archives.
 
     For a classifier: the class, its activation, which for capsules is a length and not a
-    probability, and, where held-out images have calibrated the run, its probability. Images that
-    cannot be read are listed and skipped; the exit status is then 1.
+    probability, and, where held-out images have calibrated the run, its probability. A picture is
+    brought into the form of gray training images: background, size, place; the column "changes"
+    says what was done. What looks like none of them is "unknown" or "empty", with its reason.
+    Images that cannot be read are listed and skipped; the exit status is then 1.
 
     Example: torchcaps predict runs/capsnet-digits photo.png folder/ "more/*.jpg" --csv
 
@@ -66,11 +72,18 @@ def predict(
         top_k: Number of classes to give for each image; by default one, and all in JSON.
         unknown_below: An image whose largest activation (a length, for capsules) is below this
             gets the class "unknown"; auto takes the threshold that rejects 5 % of the held-out
-            images of the run.
+            images of the run. Without it the limits of the calibration decide; with 0 every image
+            has a class.
+        as_is: Leave pictures as they are, but for size and channels.
+        invert: auto inverts pictures that are dark on light, or light on dark, unlike the training
+            images; yes inverts all, no none.
         output: Folder for pictures of the task for each image, such as masks and overlays of a
             model that classifies pixels.
         batch_size: Images that go through the model together.
-        workers: Processes that decode images; 0 decodes in this one.
+        workers: Processes that decode images; 0 decodes in this one. With --engine, processes that
+            predict; 0 takes one for each GPU or processor.
+        engine: ray predicts by several processes, of this machine or of a cluster.
+        address: With --engine ray, the cluster, such as auto or HOST:6379; by default this machine.
     """
     from torchcaps.distributed import current
     from torchcaps.reporting.prediction import Predictor
@@ -92,13 +105,15 @@ def predict(
             batch_size=batch_size,
             top_k=top_k,
             unknown_below=unknown_below,
+            as_is=as_is,
+            invert=invert,
             output=output,
             workers=workers,
         )
     with hinted([run]):
         task = predictor.task
     if "classes" in task.capabilities and predictor.calibration is None:
-        note(f"{run}: has no calibration.json, so there are activations, but no probabilities")
+        note(f"{run}: is not calibrated, so there are activations, but no probabilities")
 
     num_errors = 0
 
@@ -107,8 +122,15 @@ def predict(
         num_errors += 1
         note(f"torchcaps: error: {error}")
 
+    rows = predictor.stream(inputs, report)
+    if engine == "ray":
+        from torchcaps.reporting import ray
+
+        rows = ray.stream(predictor, inputs, report, workers=workers, address=address)
+    elif address is not None:
+        raise UsageError("--address: expected --engine ray too")
     with _open_sink(results, top_k or 1) as write:
-        for row in predictor.stream(inputs, report):
+        for row in rows:
             write(row)
             sys.stdout.flush()
     if num_errors > 1:
@@ -181,7 +203,8 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
             table.append([])
             for cell in cells.values():
                 is_number = isinstance(cell, float)
-                table[-1].append(f"{cell:.3f}" if is_number else " ".join(str(cell).split()))
+                text = "" if cell is None else " ".join(str(cell).split())
+                table[-1].append(f"{cell:.3f}" if is_number else text)
             if len(table) > SCREEN:
                 print_table(table)
                 table.clear()

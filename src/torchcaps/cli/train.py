@@ -15,6 +15,7 @@ import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import (
     UsageError,
+    counting,
     note,
     note_without_plots,
     print_json,
@@ -56,15 +57,16 @@ def train(
     Args:
         recipe_or_model: A recipe (`torchcaps recipes`), a .toml file, or a model
             (`torchcaps models`).
-        option: A model's own option, such as iterations=2; may be given several times.
+        option: A model's own option, such as iterations=2 or routing=em; may be given several times.
         output: Run folder; by default the next free name under runs/.
         resume: Continue the run in --output (by default the newest of this name) with the settings
             it was started with.
         threads: Processor threads; by default torch's choice, or with --resume those that the run
             was started with.
         keep_memory: Keep freed memory for reuse instead of returning it to the system (glibc only).
-        control: Train the model's control, a linear head for capsule_head, in the same way, and
-            compare the two. With the features of a frozen backbone, it is trained in any case.
+        control: Train the model's control, for capsule_head a plain head of as many weights, in the
+            same way, and compare the two. With the features of a frozen backbone, it is trained in
+            any case; torchcaps audit compares more.
         json: Print the evaluation as JSON.
         print_config: Print all settings as a recipe, with the origin of each: given, recipe, model,
             task, data or default. The data is read, and nothing is trained.
@@ -120,17 +122,74 @@ def train(
     return 0
 
 
+def audit(
+    run_or_backbone: Annotated[str, Flag(metavar="RUN_OR_BACKBONE")],
+    *,
+    settings: Settings = MappingProxyType({}),
+    option: Sequence[str] = (),
+    shifted: str | None = None,
+    seeds: int = 3,
+    level: float = 0.9,
+    margin: str = "10%",
+    output: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Compare a capsule head with uniform coupling, a linear head and a plain one of equal size.
+
+    Each is trained on the same features for equally many steps, for each fold and seed. --help-all
+    has every setting.
+
+    Example: torchcaps audit runs/resnet20-cifar10 --data fashion-mnist --epochs 5 --json
+
+    Args:
+        run_or_backbone: A run of a capsule head on a frozen backbone, or a backbone as --backbone of
+            train takes it.
+        option: Option of a head on a backbone, such as routing=em; may be given several times.
+        shifted: Another data set with the same classes, which is only tested on.
+        seeds: Number of seeds, of folds, weights and order.
+        level: Share of the conformal sets that should hold the true class.
+        margin: Smallest difference that matters; see compare.
+        output: File for every prediction, ending in .csv, .jsonl or .parquet.
+        json: Print JSON instead of text.
+    """
+    from torchcaps.reporting.evaluated import read_margin
+
+    if "data" not in settings:
+        raise UsageError("--data: expected a data set, got none")
+    check_flag("--seeds", seeds, low=1)
+    check_flag("--level", level, low=0, high=1)
+    with usage():
+        read_margin(margin)
+    with counting("training heads") as progress:
+        audited = tc.audit(
+            run_or_backbone,
+            shifted=shifted,
+            seeds=seeds,
+            level=level,
+            margin=margin,
+            output=output,
+            progress=progress,
+            model_options=parse_options(option),
+            **settings,
+        )
+    show(json, audited.to_dict(), audited.table().lines, "\n".join(audited.verdict))
+    return 0
+
+
 def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, json: bool) -> None:
     """Evaluate a run on the test images, and its control beside it where there is one."""
+    from torchcaps.types import spec_of
+
     run = tc.training.Run(folder)
     options: dict[str, Any] = {"root": config.data.root, "device": config.training.device}
     evaluation = tc.evaluate(run, output=folder, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
     lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"
-    if control or has_control(run):
+    has_control = tc.models.model_info(run.config.model.name).control
+    if control or (has_control and spec_of(tc.load(folder)).features):
         second = tc.training.Run(folder / CONTROL_FOLDER)
-        config = control_config(run.config)
+        config = control_config(run)
         note(f"control: {config.model.name}, trained in the same way")
         training = partial(tc.training.train, epochs=config.training.epochs)
         _train(config, second.path, resume and tc.training.run.is_run(second.path), training)
@@ -209,27 +268,24 @@ def format_recipe(config: TrainConfig, title: str) -> str:
     return "\n".join(lines + options)
 
 
-def control_config(config: TrainConfig) -> TrainConfig:
+def control_config(run: tc.training.Run) -> TrainConfig:
     """The configuration of the control: the same training of the same images, by its own loss.
 
+    Its head has a hidden layer, and so as many weights as that of the run.
+
     Args:
-        config: of the run, complete.
+        run: that is finished.
     """
+    config = run.config
     info = tc.models.model_info(config.model.name)
+    model: Any = tc.load(run.path)
     options = {
         name: option
         for name, option in config.model.options.items()
         if name in info.control_options
     }
+    options["hidden"] = tc.models.backbone.plain_units(model.head)
     return config.updated(model=info.control, model_options=options, loss="auto")
-
-
-def has_control(run: tc.training.Run) -> bool:
-    """Whether a run is always compared: its model has a control, and stood on stored features."""
-    if not tc.models.model_info(run.config.model.name).control:
-        return False
-    model: Any = tc.load(run.path)
-    return bool(model.spec.features)
 
 
 def compare_with_control(
@@ -251,7 +307,10 @@ def compare_with_control(
         model: Any = tc.load(run.path)
         seconds = duration(run.seconds) if run.seconds else "-"
         count = f"{parameter_count(model.head):,}"
-        rows.append((run.config.model.name, percent(evaluation.accuracy), count, seconds))
+        name = run.config.model.name
+        if units := run.config.model.options.get("hidden"):
+            name = f"{name} (hidden={units})"
+        rows.append((name, percent(evaluation.accuracy), count, seconds))
     comparison = tc.compare(*evaluations.values())
     document = evaluation.to_dict() | {"run": str(run.path)}
     return rows, comparison.verdict, document | {"comparison": comparison.to_dict()}

@@ -104,6 +104,7 @@ class ReadOptions:
     Attributes:
         label_column: column of a CSV with the labels; several, separated by commas, give each image
             several labels.
+        value_column: column of a CSV with a number of each image; several, separated by commas.
         label_separator: text between the labels of an image in a column, which may be any number.
         group_column: column of a CSV that names the object of an image. Images of one object stay
             on one side of every split.
@@ -113,6 +114,7 @@ class ReadOptions:
     """
 
     label_column: str | None = None
+    value_column: str | None = None
     label_separator: str | None = None
     group_column: str | None = None
     group_pattern: str | None = None

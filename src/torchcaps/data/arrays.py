@@ -4,17 +4,16 @@ from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.dataset import Dataset, check_labels, numbered
+from torchcaps.data.classes import first_labels
+from torchcaps.data.dataset import Dataset, numbered
 from torchcaps.data.entries import in_split
-from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
 from torchcaps.data.points import select_points
 from torchcaps.data.reading import open_arrays
-from torchcaps.errors import DataError, MissingSplitError
+from torchcaps.data.targets import Targets, read_targets
+from torchcaps.errors import ArgumentError, DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.
 ARRAY_NAMES = (
@@ -22,6 +21,8 @@ ARRAY_NAMES = (
     ("{split}_images", "{split}_labels"),
     ("images", "labels"),
     ("x", "y"),
+    ("{split}_images", "{split}_masks"),
+    ("images", "masks"),
 )
 
 
@@ -36,7 +37,9 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
 
     Images are `[n, height, width]`, `[n, height, width, channels]` or `[n, channels, height,
     width]`, where the one axis of at most 4 is the channels. They are uint8, uint16 (65535 becomes
-    255), or floats in [0, 1]. Labels are `[n]` or `[n, 1]`: integers from 0, or names.
+    255), or floats in [0, 1]. Labels are `[n]` or `[n, 1]`: integers from 0, or names; or in another
+    form of `torchcaps.data.targets`, such as 0 and 1 `[n, classes]`, masks and real numbers. Masks
+    may also be called so: `masks`, `train_masks`, ....
 
     Args:
         path: of the file.
@@ -65,13 +68,12 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         if labels.shape[:1] != images.shape[:1]:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
         training_labels = arrays[training_names[1]] if training_names else labels
-        indices, classes = _index_labels(path, labels, training_labels, arrays.get("classes"))
-        pixels = array_images(str(path), images)
-    if names in ARRAY_NAMES:  # of a file without splits
-        rows = in_split(str(path), indices, request)
-        pixels = pixels[rows]
-        indices = indices[rows]
-    return Dataset(pixels, {"label": indices}, classes, path.stem)
+        targets = _read_labels(path, labels, training_labels, arrays.get("classes"))
+        pixels = array_images(str(path), images, request.in_chans)
+    whole = Dataset(pixels, targets.tensors, targets.classes, path.stem)
+    if names not in ARRAY_NAMES:  # of a split
+        return whole
+    return whole.subset(in_split(str(path), first_labels(whole.labels), request))
 
 
 register_format(
@@ -91,27 +93,18 @@ def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
     return None
 
 
-def _index_labels(
-    path: Path,
-    labels: np.ndarray,
-    training_labels: np.ndarray,
-    names: np.ndarray | None,
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels `[n]` as indices of the classes, and the names of the classes."""
-    if labels.shape[1:] not in ((), (1,)) or labels.dtype.kind not in "iuU":
-        raise DataError(
-            f"{path}: expected labels [n] of integers or names, "
-            f"got {list(labels.shape)} of {labels.dtype}"
-        )
+def _read_labels(
+    path: Path, labels: np.ndarray, training_labels: np.ndarray, names: np.ndarray | None
+) -> Targets:
+    """Labels of a split in the form of those of the training split, and with its classes."""
+    classes: tuple[str, ...] = ()
     if names is not None:
         classes = tuple(map(str, names.flat))
-    elif labels.dtype.kind == "U":
-        classes = tuple(sorted(np.unique(training_labels).tolist(), key=natural_key))
-    else:
-        classes = numbered(str(path), int(training_labels.max(initial=0)))
-    if labels.dtype.kind == "U":
-        class_index = {name: index for index, name in enumerate(classes)}
-        labels = np.array([class_index.get(name, -1) for name in labels.flat])
-    indices = torch.from_numpy(labels.reshape(-1).astype(np.int64))
-    check_labels(str(path), indices, classes)
-    return indices, classes
+    is_numbered = names is not None and labels.dtype.kind != "U"
+    indices = numbered(str(path), len(classes) - 1) if is_numbered else classes
+    try:
+        read = read_targets(training_labels, indices)
+        read = read_targets(labels, read.classes, forms=read.forms)
+    except ArgumentError as error:
+        raise DataError(f"{path}: {error}") from None
+    return read._replace(classes=classes or read.classes)

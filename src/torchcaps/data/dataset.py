@@ -46,6 +46,26 @@ class Batch(NamedTuple):
         """
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)
 
+    def by_size(self) -> list[Batch]:
+        """The items of each size without their padding; the batch itself where all have one.
+
+        Returns:
+            Batches whose items have the size that the target "size" says.
+        """
+        sizes = self.targets.get("size")
+        if sizes is None:
+            return [self]
+        groups = []
+        for height, width in sizes.unique(dim=0).tolist():
+            rows = (sizes == sizes.new_tensor([height, width])).all(dim=1).nonzero().squeeze(1)
+            targets = select_rows(self.targets, rows)
+            del targets["size"]
+            if "mask" in targets:
+                targets["mask"] = targets["mask"][:, :height, :width]
+            inputs = self.inputs[rows, :, :height, :width]
+            groups.append(Batch(inputs, targets, self.indices[rows]))
+        return groups
+
 
 class Maker:
     """Draws the items of a set anew for every batch of a training, such as pairs of digits."""
@@ -100,8 +120,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         inputs: uint8 in 0..255 or float32; what else holds of them, `preprocess` says.
         targets: by name, each with a row an item: "label", int64 `[n]` indices into `classes`;
             "labels", 0 or 1 `[n, classes]`, of items of several classes; "mask", uint8
-            `[n, height, width]` class of each pixel; "value", floats; and further numbers, such as
-            "azimuth" or "track".
+            `[n, height, width]` class of each pixel; "size" `[n, 2]` of padded pictures; "value",
+            floats; and further numbers, such as "azimuth" or "track".
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
         groups: `[n]` integers, equal for items that depend on each other, as those of one toy,
@@ -156,11 +176,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
     @property
     def labels(self) -> Shaped[Tensor, "n ..."]:
-        """The target "label" or "labels"; zeros `[n]` where there is neither."""
-        for name in ("label", "labels"):
-            if name in self.targets:
-                return self.targets[name]
-        return torch.zeros(len(self), dtype=torch.int64)
+        """The target "label" or "labels"; else the main class of each mask; else zeros `[n]`."""
+        return set_labels(self.targets, len(self), self.num_classes)
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -306,6 +323,18 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
     return replace(first, inputs=inputs, targets=targets, groups=groups)
 
 
+def set_labels(
+    targets: Mapping[str, Tensor], count: int, num_classes: int
+) -> Shaped[Tensor, "n ..."]:
+    """What `Dataset.labels` is of `count` items with these targets."""
+    for name in ("label", "labels"):
+        if name in targets:
+            return targets[name]
+    if "mask" in targets:
+        return main_classes(targets["mask"], num_classes)
+    return torch.zeros(count, dtype=torch.int64)
+
+
 def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     """The class with most pixels of each mask, the background only where there is no other.
 
@@ -319,6 +348,12 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
     pixel_counts = torch.stack(counts, dim=1)
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
+
+
+def select_targets(images: Dataset, names: Iterable[str]) -> dict[str, Tensor]:
+    """The targets of these names, and the sizes of the items where they have several."""
+    sizes = ("size",) if "size" in images.targets else ()
+    return {name: images.targets[name] for name in (*names, *sizes)}
 
 
 def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:

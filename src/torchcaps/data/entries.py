@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
     Attributes:
         file: a path, or the location of a file in an archive.
-        labels: names of its classes, one or more.
+        labels: names of its classes, one or more; none of an image with values.
         split: "train", "val" or "test"; None where the files state no split.
         group: name of the object that the image shows, such as a track of frames; None where the
             images are independent.
@@ -234,6 +234,8 @@ def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The first class of each entry `[n]`; and the target "label", or "labels" of several."""
+    if not any(entry.labels for entry in entries):  # of values
+        return torch.zeros(len(entries), dtype=torch.int64), {}
     class_index = {label: index for index, label in enumerate(classes)}
     for entry in entries:
         for label in entry.labels:
@@ -264,7 +266,8 @@ def _summary(
     if request.classes is not None and not any(splits):
         part = "all of them measured, because it is not divided into train and test"
     num_classes = len(set(chain.from_iterable(entry.labels for entry in entries)))
-    notes = [f"{name}: {len(entries):,} images of {num_classes:,} classes, {part}"]
+    known = f"of {num_classes:,} classes" if num_classes else "with values"
+    notes = [f"{name}: {len(entries):,} images {known}, {part}"]
     groups = {entry.group for entry in entries}
     if None not in groups:
         target = request.options.group_column or GROUP

@@ -25,6 +25,7 @@ from torchcaps.data.images import (
     SIGNATURE_BYTES,
     SUFFIXES,
     ImageSource,
+    contents_note,
     is_image_file,
     natural_key,
 )
@@ -203,8 +204,9 @@ def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:
             entries.append(Entry(file, (label,), splits.get(image[0]), group))
     if not entries:
         raise DataError(
-            f"{scan.path}: no class folders with images ({', '.join(sorted(SUFFIXES))}) in it; "
-            "expected <class>/<image>, or train/ and test/ with such, or the path of a .csv"
+            f"{scan.path}: no class folders with images ({', '.join(sorted(SUFFIXES))}) in it"
+            f"{contents_note(scan.path)}; expected <class>/<image>, or train/ and test/ with such, "
+            "or the path of a .csv"
         )
     first = entries[0]
     for entry in entries:

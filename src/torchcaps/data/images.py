@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DamagedImageError, DataError, check_regular
+from torchcaps.words import join_names
 
 # The only formats that are opened, whatever a file is called: others run programs (EPS) or are
 # seldom maintained.
@@ -29,6 +30,7 @@ FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
 }
+MAX_FILES = 3  # that are no images, in an error
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # which may hold images
 # How files of these formats begin, by which those without an ending are recognized.
@@ -50,10 +52,11 @@ def decode_image(
     in_chans: int | None = None,
     *,
     name: str | None = None,
+    background: str = "black",
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one image, upright.
 
-    The EXIF orientation is applied. Transparency is composited on black. Palettes, CMYK and other
+    The EXIF orientation is applied. Transparency is composited on a color. Palettes, CMYK and other
     color spaces become RGB. 16-bit gray is scaled so that 65535 becomes 255. Of an animation the
     first frame is read. A JPEG file that is to be resized is decoded at 1/2, 1/4 or 1/8 of its size
     where that is at least twice the target, which saves time and memory.
@@ -63,6 +66,7 @@ def decode_image(
         img_size: (height, width), or one side of a square, to resize to; None keeps the image's.
         in_chans: 1 or 3; None gives 1 for a gray image, else 3.
         name: what errors call the image; None takes the path.
+        background: color behind what is transparent.
 
     Returns:
         uint8 `[channels, height, width]`.
@@ -80,7 +84,7 @@ def decode_image(
             # frequencies. Both sides alike: an EXIF orientation may exchange them.
             side = DRAFT_FACTOR * max(size_pair(img_size))
             image.draft(None, (side, side))
-        pixels = _decode_upright(image, channels)
+        pixels = _decode_upright(image, channels, background)
     if img_size is None or pixels.shape[1:] == size_pair(img_size):
         return pixels
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
@@ -123,6 +127,12 @@ def is_image_file(path: str | Path) -> bool:
             return SIGNATURE.match(file.read(SIGNATURE_BYTES)) is not None
     except OSError:
         return True
+
+
+def contents_note(folder: Path) -> str:
+    """What a folder without images holds: "; it holds a.nii.gz", or nothing."""
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    return f"; it holds {join_names(names, MAX_FILES)}" if names else ""
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
@@ -202,13 +212,15 @@ def _problem(error: Exception, name: str) -> str:
             return f"unreadable image ({str(error) or type(error).__name__})"
 
 
-def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channels height width"]:
+def _decode_upright(
+    image: Image.Image, channels: int, background: str
+) -> UInt8[Tensor, "channels height width"]:
     ImageOps.exif_transpose(image, in_place=True)
-    pixels = torch.from_numpy(_to_bytes(image)).movedim(-1, 0)
+    pixels = torch.from_numpy(_to_bytes(image, background)).movedim(-1, 0)
     return to_channels(pixels.unsqueeze(0), channels)[0].contiguous()
 
 
-def _to_bytes(image: Image.Image) -> np.ndarray:
+def _to_bytes(image: Image.Image, background: str) -> np.ndarray:
     """uint8 `[height, width, 1 or 3]`."""
     if image.mode.startswith("I") or image.mode == "F":
         try:
@@ -217,8 +229,8 @@ def _to_bytes(image: Image.Image) -> np.ndarray:
             raise DamagedImageError(str(error)) from error
     plain_mode = "L" if _is_gray(image) else "RGB"
     if image.has_transparency_data:
-        background = Image.new("RGBA", image.size, "black")
-        image = Image.alpha_composite(background, image.convert("RGBA"))
+        page = Image.new("RGBA", image.size, background)
+        image = Image.alpha_composite(page, image.convert("RGBA"))
     if image.mode != plain_mode:  # else it would be copied
         image = image.convert(plain_mode)
     return np.atleast_3d(np.array(image))

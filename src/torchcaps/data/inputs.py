@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from torchcaps.data.images import ARCHIVES, natural_key
+from torchcaps.data.images import ARCHIVES, contents_note, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
@@ -26,11 +26,15 @@ class Input(NamedTuple):
         source: the path, the bytes of a file in an archive, a picture, or the error of what could
             not be listed.
         output_name: beginning of the names of files that are drawn of it.
+        changes: what was done to bring it into the form of the training images; see `Prepared`.
+        problem: why it shows nothing like them; see `Prepared`.
     """
 
     name: str | None
     source: Picture | bytes | DataError
     output_name: str = ""
+    changes: str = ""
+    problem: str = ""
 
 
 def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
@@ -77,7 +81,7 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
                 raise DataError(f"{text}: no such file or folder")
             first = next(inputs, None)
             if first is None:
-                raise DataError(f"{text}: no image in it")
+                raise DataError(f"{text}: no image in it{contents_note(path)}")
             yield first
             yield from inputs
     except DataError as error:

@@ -74,7 +74,7 @@ def load_dataset(
             then be of some of them, and a path without splits is not divided. None for the classes
             of the set.
         options: how image files are read, by the names of `ReadOptions`: `label_column`,
-            `label_separator`, `group_column`, `group_pattern`, `skip_damaged`.
+            `value_column`, `label_separator`, `group_column`, `group_pattern`, `skip_damaged`.
 
     Returns:
         The images of the split: a `Dataset`, or a `DiskDataset` of image files.

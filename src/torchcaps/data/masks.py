@@ -19,7 +19,7 @@ from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_form
 from torchcaps.data.dataset import Dataset, main_classes
 from torchcaps.data.entries import Entry, check_fits, read_entries, row_split
 from torchcaps.data.folder import split_folders
-from torchcaps.data.images import is_image_file, natural_key, opened, upright_size
+from torchcaps.data.images import contents_note, is_image_file, natural_key, opened, upright_size
 from torchcaps.data.pixels import resize_masks, size_pair
 from torchcaps.data.reading import read_bytes, read_errors
 from torchcaps.errors import DataError
@@ -185,7 +185,7 @@ def _read_pairs(
     name: str, pairs: Sequence[MaskPair], folder: Path, request: ReadRequest
 ) -> Dataset:
     if not pairs:
-        raise DataError(f"{name}: there are no images")
+        raise DataError(f"{name}: there are no images{contents_note(folder)}")
     sizes = []
     for pair in pairs:
         sizes.append(upright_size(pair.image))

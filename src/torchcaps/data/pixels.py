@@ -100,8 +100,13 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
     return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-def array_images(source: str, images: np.ndarray) -> Images:
+def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -> Images:
     """Images in an array of one of the layouts that `read_arrays` takes.
+
+    Args:
+        source: beginning of an error.
+        images: the array.
+        in_chans: channels of the model, which decide where the shape alone does not.
 
     Returns:
         uint8 or float32 `[n, channels, height, width]`.
@@ -114,10 +119,14 @@ def array_images(source: str, images: np.ndarray) -> Images:
         images = images[:, None]
     elif images.ndim != 4:
         raise DataError(f"{source}: expected images of 3 or 4 axes, got shape {shape}")
+    elif in_chans in shape[1::2] and shape[1] != shape[3]:
+        if shape[3] == in_chans:
+            images = np.moveaxis(images, 3, 1)
     elif (shape[1] <= MAX_CHANNELS) == (shape[3] <= MAX_CHANNELS):
         raise DataError(
             f"{source}: cannot tell which axis of the images {shape} is the channels; "
-            f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}"
+            f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}; give "
+            f"in_chans={shape[1]} or in_chans={shape[3]}"
         )
     elif shape[3] <= MAX_CHANNELS:
         images = np.moveaxis(images, 3, 1)

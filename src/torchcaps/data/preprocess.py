@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from torchcaps.data.form import Form, Prepared
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
     Size,
@@ -23,6 +25,7 @@ from torchcaps.data.pixels import (
     check_pixels,
     fit_images,
     size_pair,
+    to_channels,
     to_float,
 )
 from torchcaps.errors import DataError, check_shape
@@ -41,6 +44,7 @@ class Preprocess:
         img_size: (height, width) to resize to, at most 8192; without a crop, what the model takes.
         in_chans: 1 or 3 for image files; arrays may have any number that the model takes.
         crop: side of the square that is cut out of the middle after resizing.
+        form: of the training images, into which pictures are brought; None brings them nowhere.
         kind: what the model takes, and the name of this class in files.
 
     Raises:
@@ -50,6 +54,7 @@ class Preprocess:
     img_size: tuple[int, int]
     in_chans: int
     crop: int | None = None
+    form: Form | None = None
     kind: ClassVar[str] = "images"
 
     def __init_subclass__(cls, kind: str) -> None:
@@ -116,6 +121,11 @@ class Preprocess:
         return self.kind == Preprocess.kind
 
     @property
+    def target_size(self) -> Size:
+        """(height, width) that an image is resized to; None leaves it as it is."""
+        return self.img_size
+
+    @property
     def model_size(self) -> tuple[int, int]:
         """(height, width) of what the model gets."""
         return self.img_size if self.crop is None else (self.crop, self.crop)
@@ -157,17 +167,49 @@ class Preprocess:
         Raises:
             DataError: unreadable, of an unclear layout, or out of range.
         """
+        return self.prepare(image, name).pixels
+
+    def prepare(
+        self, image: Picture | bytes, name: str | None = None, invert: str = "auto"
+    ) -> Prepared:
+        """One image, brought into the form of the training images unless it has that form.
+
+        Args:
+            image: as of a call.
+            name: as of a call.
+            invert: "auto" inverts an image with another polarity; "yes" and "no" decide it.
+
+        Returns:
+            The image, what was done to it, and why it shows nothing.
+
+        Raises:
+            DataError: as of a call.
+        """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-            images = array_images("image", array[None])
-            images = fit_images(images, self.img_size, self.in_chans).clone()
+            source = array_images("image", array[None], self.in_chans)
+            images = fit_images(source, self.target_size, self.in_chans).clone()
         else:
-            images = decode_image(image, self.img_size, self.in_chans, name=name)[None]
-        return self.finish(to_float(images))[0]
+            images = decode_image(image, self.target_size, self.in_chans, name=name)[None]
+        pixels = self.finish(to_float(images))[0]
+        if self.form is None:
+            return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
+        is_gray = bool((pixels == pixels[:1]).all())
+        if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
+            return Prepared(pixels)
+        if isinstance(image, np.ndarray | Tensor):
+            gray = to_float(to_channels(source, 1))[0, 0]
+        else:  # what is transparent becomes the color that the ink differs from
+            decode = partial(decode_image, image, None, 1, name=name)
+            pages = [to_float(decode(background=color)) for color in ("black", "white")]
+            gray = max(pages, key=lambda page: float(page.std()))[0]
+        prepared = self.form.bring(gray.numpy(), self.model_size, invert)
+        return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: `img_size` and `in_chans`, and `crop` and `kind` where set."""
+        """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
         settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
+        settings["form"] = self.form and asdict(self.form)
         if not self.is_picture:
             settings["kind"] = self.kind
         return {name: setting for name, setting in settings.items() if setting is not None}
@@ -190,6 +232,8 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
+            form = settings.get("form")
+            form = form and Form(**form)
             if set(map(type, (height, width, channels, crop or 0))) != {int}:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -197,11 +241,24 @@ class Preprocess:
                 "preprocess: expected img_size [height, width] and in_chans, "
                 f"got {repr(settings)[:MAX_REPR]}"
             ) from None
-        return preprocess_class((height, width), channels, crop)
+        return preprocess_class((height, width), channels, crop, form)
 
 
 PREPROCESSES: Registry[type[Preprocess]] = Registry("kind of input")
 PREPROCESSES.add(Preprocess.kind, Preprocess)
+
+
+@dataclass(frozen=True)
+class OwnSizePreprocess(Preprocess, kind="sizes"):
+    """Takes pictures at their own size, which is `img_size` or larger."""
+
+    target_size = None
+
+    @classmethod
+    def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
+        if img_size is not None:
+            raise DataError(f"img_size: expected None for images of several sizes, got {img_size}")
+        return super().resize(source, inputs, img_size, in_chans)
 
 
 @dataclass(frozen=True)

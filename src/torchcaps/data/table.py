@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
+from math import isfinite
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
 from torchcaps.data.dataset import Dataset
@@ -17,7 +23,7 @@ from torchcaps.data.entries import (
 )
 from torchcaps.data.masks import read_mask_table
 from torchcaps.data.reading import csv_rows
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DataError
 
 
 def read_table(path: str | Path, request: ReadRequest) -> Dataset:
@@ -28,7 +34,8 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
 
     The option `label_column` names the column of labels instead; the files are then in `file` or
     `image`. If it names several, or `label_separator` divides what is in a column ("cat|dog"), an
-    image has one or more classes, the target "labels". The option `group_column` names the
+    image has one or more classes, the target "labels". The option `value_column` names one or more
+    columns of numbers instead, the target "value". The option `group_column` names the
     column of the objects that must not be on two sides of a split.
 
     Files are relative to the CSV's own folder. A column `split` says "train", "val" or "test" for
@@ -44,14 +51,19 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
         The images of the split that is requested.
 
     Raises:
-        DataError: a missing column, or with its line number a missing file, empty label or unknown
-            split; one class only; a label without a parent or with two; an unreadable image; mixed
-            sizes.
+        ArgumentError: columns of labels and of values.
+        DataError: a missing column, or with its line number a missing file, empty label, value that
+            is no number, or unknown split; one class only; a label without a parent or with two; an
+            unreadable image; mixed sizes.
     """
     path = Path(path)
     options = request.options
-    columns = tuple(map(str.strip, (options.label_column or "label").split(",")))
+    if options.value_column and options.label_column:
+        raise ArgumentError("value_column", "expected no label_column beside it, got both")
+    names = options.value_column or options.label_column or "label"
+    columns = tuple(map(str.strip, names.split(",")))
     entries = []
+    values = []
     missing = {}
     with csv_rows(path) as rows:
         header = rows.fieldnames or ()
@@ -63,21 +75,19 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
             if column not in header:
                 raise DataError(
                     f"{path}: no column {column!r}; expected file,label or what label_column "
-                    "(--label-column) and group_column (--group-column) name, and optionally "
+                    "(--label-column), value_column (--value-column) and group_column "
+                    "(--group-column) name, and optionally "
                     f"split, got {','.join(header) or 'an empty file'}"
                 )
         for row in rows:
             line = f"{path} line {rows.line_num}"
             name = (row[file] or "").strip()
-            labels = [(row[column] or "").strip() for column in columns]
-            if options.label_separator:
-                joined = options.label_separator.join(labels)
-                labels = [label.strip() for label in joined.split(options.label_separator)]
-            labels = list(filter(None, labels))  # an image may have fewer than others
-            if not labels or len(set(labels)) < len(labels):
-                raise DataError(
-                    f"{line}: expected a label, or different ones, for {name}, got {labels}"
-                )
+            cells = [(row[column] or "").strip() for column in columns]
+            labels: tuple[str, ...] = ()
+            if options.value_column:
+                values.append([_read_number(line, cell) for cell in cells])
+            else:
+                labels = _read_labels(line, name, cells, options.label_separator)
             group = find_group(options.group_pattern, name)
             if options.group_column is not None:
                 group = (row[options.group_column] or "").strip()
@@ -86,12 +96,40 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
                         f"{line}: expected a {options.group_column!r}, which names a group"
                     )
             image = os.path.join(path.parent, name)
-            entries.append(Entry(image, tuple(labels), row_split(line, row), group))
+            entries.append(Entry(image, labels, row_split(line, row), group))
             if not os.path.isfile(image):
                 missing[image] = f"{line}: no such file {image}"
     notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
-    entries = [entry for entry in entries if entry.file not in missing]
-    return read_entries(path.stem, entries, request, notes=notes)
+    rows_read = [row for row, entry in enumerate(entries) if entry.file not in missing]
+    entries = [entries[row] for row in rows_read]
+    known: dict[str, Any] = {}
+    if options.value_column:
+        tensor = torch.tensor([values[row] for row in rows_read])
+        known = {"classes": columns, "targets": {"value": tensor}}
+    return read_entries(path.stem, entries, request, notes=notes, **known)
+
+
+def _read_labels(
+    line: str, name: str, cells: Sequence[str], separator: str | None
+) -> tuple[str, ...]:
+    """The labels of an image of this name. Raises DataError for none, or equal ones."""
+    if separator:
+        cells = [label.strip() for label in separator.join(cells).split(separator)]
+    labels = tuple(filter(None, cells))  # an image may have fewer than others
+    if not labels or len(set(labels)) < len(labels):
+        raise DataError(
+            f"{line}: expected a label, or different ones, for {name}, got {list(labels)}"
+        )
+    return labels
+
+
+def _read_number(line: str, text: str) -> float:
+    """The number in a column of values. Raises DataError for another text, NaN and infinity."""
+    with suppress(ValueError):
+        number = float(text)
+        if isfinite(number):
+            return number
+    raise DataError(f"{line}: expected a number, got {text!r}")
 
 
 register_format(

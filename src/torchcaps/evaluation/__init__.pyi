@@ -4,6 +4,8 @@ from torchcaps.evaluation.accuracy.calibration import (
     Reliability as Reliability,
     calibrate as calibrate,
     calibration as calibration,
+    conformal_sets as conformal_sets,
+    doubt as doubt,
     reliability as reliability,
 )
 from torchcaps.evaluation.accuracy.classification import (
@@ -23,6 +25,10 @@ from torchcaps.evaluation.accuracy.multilabel import (
     label_hits as label_hits,
     score_multilabel as score_multilabel,
     top_labels as top_labels,
+)
+from torchcaps.evaluation.accuracy.values import (
+    ValueFigures as ValueFigures,
+    value_figures as value_figures,
 )
 from torchcaps.evaluation.comparison.compare import (
     Comparison as Comparison,

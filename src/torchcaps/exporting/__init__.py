@@ -9,3 +9,4 @@ from torchcaps.exporting.formats import (
     Subject as Subject,
     register_export_format as register_export_format,
 )
+from torchcaps.exporting.hub import push as push

@@ -18,7 +18,7 @@ from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
 from torchcaps.reporting.api import ModelOrRun
 from torchcaps.reporting.prediction import Predictor, load_model
-from torchcaps.training.files import atomic, make_folder
+from torchcaps.training.files import atomic, files_of, make_folder
 from torchcaps.training.run import is_run
 from torchcaps.types import model_metadata, spec_of
 
@@ -97,9 +97,9 @@ def export(
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
         path: of the file, or of the folder of a page. What was there before is replaced when all is
-            done.
-        format: "onnx", "torch", "page", or one that was registered; by default from the ending of
-            `path`.
+            done; but a folder, which "hub" writes, replaces none.
+        format: "onnx", "torch", "hub", "page", or one that was registered; by default from the
+            ending of `path`.
         half: store all weights in float16; a page does so with large ones in any case.
         int8: store the matrices of capsule layers as whole numbers of 8 bits.
         opset: version of the operators of ONNX; by default the converter's.
@@ -126,8 +126,9 @@ def export(
     if default.name != export_format.file and not path.suffix:  # its files are alone in a folder
         path /= default.name
     half_limit = 0 if half else export_format.half_limit
-    if opset is not None and "opset" not in EXPORT_FORMATS.reads(name):
-        raise ArgumentError("opset", f"the format {name} has none")
+    for option, value in {"opset": opset, "half": half, "int8": int8}.items():
+        if value and option not in EXPORT_FORMATS.reads(name):
+            raise ArgumentError(option, f"the format {name} has none")
     model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
     stored = model
@@ -149,10 +150,11 @@ def export(
         "checked": {"images": source, "batches": batches},
     }
     make_folder(path.parent)
-    origin = model_or_run if isinstance(model_or_run, nn.Module) else Path(model_or_run)
     with atomic(path) as partial:
         start = perf_counter()
-        export_format.write(Subject(stored, images[0][:2], metadata, opset, origin, root), partial)
+        export_format.write(
+            Subject(stored, images[0][:2], metadata, model_or_run, opset, root), partial
+        )
         seconds = perf_counter() - start
         answer = export_format.read(partial)
         difference = largest_difference(_answers_of_file(answer, images, expected), expected)
@@ -163,7 +165,7 @@ def export(
                     f"format: expected the model's outputs within {TOLERANCE} or {ROUNDING} x its "
                     f"rounding errors ({rounding:.1e}), got a difference of {difference:.1e}"
                 )
-        size = partial.stat().st_size
+        size = sum(file.stat().st_size for file in files_of(partial))
     return Exported(path, name, size, weights, source, batches, difference, loss, changed, seconds)
 
 
@@ -172,7 +174,7 @@ def _format_name(path: Path, name: str | None) -> str:
     if name is not None:
         EXPORT_FORMATS[name]  # raises the error for an unknown name
         return name
-    suffixes = {entry.suffix: name for name, entry in EXPORT_FORMATS.items()}
+    suffixes = {entry.suffix: name for name, entry in EXPORT_FORMATS.items() if entry.suffix}
     if path.suffix not in suffixes:
         endings = ", ".join(sorted(suffixes))
         raise ArgumentError("path", f"expected a file ending in one of {endings}, got {path.name}")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ExportError
 from torchcaps.registry import Registry
+from torchcaps.reporting.api import ModelOrRun
 
 INPUT = "images"  # names in files
 OUTPUT = "activations"
@@ -31,16 +32,16 @@ class Subject:
         model: in eval mode, on the CPU, with the weights as the file keeps them.
         images: `[2, channels, height, width]`, an example of its inputs.
         metadata: for the file, ready for JSON; see docs/export.md.
-        opset: version of ONNX's operators; None for the default of the converter.
         origin: the model, or the run or file of weights, that it comes from.
+        opset: version of ONNX's operators; None for the default of the converter.
         root: where the named data set of a run is looked for first.
     """
 
     model: nn.Module
     images: Tensor
     metadata: Mapping[str, Any]
+    origin: ModelOrRun
     opset: int | None = None
-    origin: nn.Module | str | Path | None = None
     root: str | None = None
 
     @cached_property
@@ -69,7 +70,7 @@ class ExportFormat:
     """A format of files.
 
     Attributes:
-        suffix: of its files, such as ".onnx".
+        suffix: of its files, such as ".onnx"; "" for a folder.
         write: writes a file.
         read: opens a file and returns the function that it answers with.
         file: where it is written by default, within the folder of a run.
@@ -92,7 +93,7 @@ def register_export_format(
     suffix: str,
     read: Callable[[Path], Answer],
     *,
-    reads: Iterable[str] = (),
+    reads: Iterable[str] = ("half", "int8"),
     file: str = "",
     half_limit: int | None = None,
     replace: bool = False,
@@ -101,10 +102,11 @@ def register_export_format(
 
     Args:
         name: of the format.
-        suffix: of its files, such as ".onnx".
+        suffix: of its files, such as ".onnx"; "" for a folder, which only its name chooses.
         read: opens a file and returns the function that it answers with. `export` checks a file by
             it.
-        reads: "opset" if the format has versions of operators.
+        reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
+            weights so.
         file: where it is written by default, within the folder of a run; "model" and the suffix
             unless given.
         half_limit: its files have weights of more numbers than this in float16 in any case.

@@ -78,7 +78,7 @@ def read_onnx(path: Path) -> Answer:
     return answer
 
 
-@register_export_format("onnx", ".onnx", read_onnx, reads=("opset",))
+@register_export_format("onnx", ".onnx", read_onnx, reads=("opset", "half", "int8"))
 def write_onnx(subject: Subject, path: Path) -> None:
     """Write a graph; its metadata has the key "torchcaps".
 

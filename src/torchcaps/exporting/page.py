@@ -306,7 +306,9 @@ def read_page(path: Path) -> Answer:
     return answer
 
 
-@register_export_format("page", ".html", read_page, file="page/index.html", half_limit=SMALL)
+@register_export_format(
+    "page", ".html", read_page, reads=("half",), file="page/index.html", half_limit=SMALL
+)
 def write_page(subject: Subject, path: Path) -> None:
     """Write a page with the network in it.
 
@@ -321,8 +323,8 @@ def write_page(subject: Subject, path: Path) -> None:
     name = subject.metadata["model"] or "capsules"
     data = None
     facts: dict[str, Any] = {}
-    if isinstance(origin, str | Path):
-        data = images_of(origin, subject.root)
+    if not isinstance(origin, nn.Module):
+        data = images_of(Path(origin), subject.root)
         facts = facts_of(Path(origin))
     model = cast(StoredWeights, subject.model).widened()
     content = carry(model, data, name, facts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_floating, check_shape
@@ -110,7 +110,8 @@ class RoutingContext:
 
 
 # What `Votes.bind` copies: the attributes of all votes.
-ATTRIBUTES = ("context", "children", "field", "parents", "dim", "bias", "autocast_dtype")
+ATTRIBUTES: tuple[str, ...] = ("context", "children", "field", "parents", "dim", "bias", "present")
+ATTRIBUTES += ("autocast_dtype",)
 
 
 class Votes(ABC):
@@ -131,6 +132,7 @@ class Votes(ABC):
     Attributes:
         context: what the call that these votes are bound to needs.
         recomputable: whether `with_children` can make the votes of some of the samples.
+        present: which children are there, `[batch, *space, n]`; None for all. See `mask_votes`.
         autocast_dtype: type of matrix products under the caller's autocast, or None. Everything
             else is computed in full precision.
         added: names of the attributes that a subclass sets besides, which `bind` copies too.
@@ -138,6 +140,7 @@ class Votes(ABC):
 
     context = RoutingContext()
     recomputable = False
+    present: Tensor | None = None
     added: tuple[str, ...] = ()
     _memo: dict[str, Tensor] | None = None
 
@@ -167,16 +170,17 @@ class Votes(ABC):
         """
         return self._copy(context=context)
 
-    def with_children(self, children: Capsules) -> Self:
+    def with_children(self, children: Capsules, present: Tensor | None = None) -> Self:
         """The votes of other samples; for votes that are `recomputable`.
 
         Args:
             children: capsules `[batch, *space, types]` of any batch.
+            present: which of them are present, `[batch, *space, types]`; None for all.
 
         Returns:
             The votes of these children.
         """
-        return self._copy(children=children)
+        return self._copy(children=children, present=present)
 
     @property
     def pose(self) -> Float[Tensor, "batch *positions i in_dim"]:
@@ -191,10 +195,12 @@ class Votes(ABC):
 
     @property
     def mask(self) -> Float[Tensor, "#batch *positions i"] | None:
-        """1 for children on the map, 0 for padding; None without padding.
+        """1 for children that are present, 0 for padding; None without padding.
 
         A router that counts children needs it: padding has poses and votes of zeros.
         """
+        if self.present is not None:
+            return self.field.gather(self.present.to(full_precision(self.children.activation)))
         mask = self.field.mask(self.count // self.field.count(1))
         return None if mask is None else to_device(mask, self.children.activation.device)
 
@@ -231,7 +237,7 @@ class Votes(ABC):
 
     def sum(self) -> Parents:
         """Each parent's sum of votes with coefficients of 1, without the bias."""
-        ones = torch.ones_like(self._zeros())
+        ones = torch.ones_like(_zeros(self))
         return self.weighted(ones if self.mask is None else ones * self.mask.unsqueeze(-1))
 
     def agreement(self, pose: Parents) -> Pairs:
@@ -265,17 +271,17 @@ class Votes(ABC):
         Returns:
             Couplings of the shape of the logits; 0 for absent children.
         """
-        like = self._zeros() if logits is None else logits
+        like = _zeros(self) if logits is None else logits
         if self.context.fixed is not None:
             logits = self.context.fixed.make_logits(like)
+        logits = _without_absent(self, like, logits, over)
         if logits is None and over == "parents" and not leaky:
             coupling = self.field.initial_coupling(like)
         else:
             logits = torch.zeros_like(like) if logits is None else logits
             is_over_parents = over == "parents"
             coupling = self.field.softmax(logits, leaky) if is_over_parents else logits.softmax(-2)
-        mask = self.mask
-        if mask is not None:
+        if (mask := self.mask) is not None:
             coupling = coupling * mask.to(coupling).unsqueeze(-1)
         if self.context.trace is not None:
             self.context.trace.append(coupling)
@@ -305,14 +311,52 @@ class Votes(ABC):
             return nullcontext()
         return torch.autocast(self.children.pose.device.type, self.autocast_dtype)
 
-    def _zeros(self) -> Tensor:
-        """Zeros in the shape of couplings."""
-        shape = (self.children.pose.shape[0], *self.field.positions, self.count, self.parents)
-        return full_precision(self.children.activation).new_zeros(shape)
-
     @abstractmethod
     def _compute(self) -> Tensor:
         """Votes `[batch, *positions, i, j, d]`."""
+
+
+def mask_votes(votes: Votes, mask: Bool[Tensor, "batch *space n"]) -> Votes:
+    """The same votes without some children, as if they were not there.
+
+    Args:
+        votes: of a layer.
+        mask: True for children that are present.
+
+    Returns:
+        Votes in which the others have poses, activations and couplings of zero, whatever numbers
+        they came with.
+    """
+    pose, activation = votes.children
+    children = Capsules(
+        pose.masked_fill(~mask.unsqueeze(-1), 0),
+        activation.masked_fill(~mask, 0),
+    )
+    return votes.with_children(children, mask)
+
+
+def num_voters(votes: Votes) -> Float[Tensor, "batch *positions 1 1"] | int:
+    """Number of children, `count`; of masked votes that of the present ones, at least 1."""
+    if votes.present is None:
+        return votes.count
+    total = votes.field.gather(votes.present).sum(dim=-1).clamp(min=1)
+    return total.to(full_precision(votes.children.activation))[..., None, None]
+
+
+def _without_absent(votes: Votes, like: Pairs, logits: Pairs | None, over: Over) -> Pairs | None:
+    """Logits that let absent children lose where children compete with each other."""
+    has_rivals = over == "children" or votes.field.convention == "patch"
+    if votes.present is None or votes.mask is None or not has_rivals:
+        return logits
+    logits = torch.zeros_like(like) if logits is None else logits
+    return logits.masked_fill(votes.mask.unsqueeze(-1) == 0, torch.finfo(like.dtype).min)
+
+
+def _zeros(votes: Votes) -> Pairs:
+    """Zeros in the shape of couplings."""
+    pose, activation = votes.children
+    shape = (pose.shape[0], *votes.field.positions, votes.count, votes.parents)
+    return full_precision(activation).new_zeros(shape)
 
 
 def per_child(x: Float[Tensor, " children *rest"], count: int) -> Float[Tensor, " i *rest"]:

@@ -44,19 +44,22 @@ def by_samples(
         What `route` returns for the whole batch; None for couplings that nobody needs.
     """
 
-    def run(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-        outputs = tuple(route(votes.with_children(Capsules(pose, activation)), *others))
+    def run(
+        pose: Tensor, activation: Tensor, present: Tensor | None, *others: Tensor | None
+    ) -> tuple[Any, ...]:
+        block = votes.with_children(Capsules(pose, activation), present)
+        outputs = tuple(route(block, *others))
         return outputs if votes.context.needs_coupling else (*outputs[:-1], None)
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
     vote_bytes = max(1, 4 * links * votes.dim)
     pose = votes.children.pose
     if pose.device.type != "cpu" and len(pose) * vote_bytes <= GPU_KEPT_BYTES:
-        return run(*votes.children, *others)
+        return run(*votes.children, votes.present, *others)
     size = max(1, block_bytes(pose) // vote_bytes)
     columns: list[Any] = [x.split(size) for x in votes.children]
     num_blocks = len(columns[0])
-    for other in others:
+    for other in (votes.present, *others):
         columns.append([None] * num_blocks if other is None else other.split(size))
 
     outputs = []

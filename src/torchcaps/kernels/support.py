@@ -67,11 +67,13 @@ def competes_apart(field: Field) -> str | None:
 
 
 def needs_reference(votes: Votes) -> str | None:
-    """Reason why no fast path can take votes: their couplings are fixed or traced."""
+    """Reason why no fast path can take votes: their couplings are fixed, traced or masked."""
     if votes.context.trace is not None:
         return "the couplings of every iteration are asked for"
     if votes.context.fixed is not None:
         return "the couplings are fixed for an ablation"
+    if votes.present is not None and votes.field.convention == "patch":
+        return "children are masked, and children compete with each other (convention 'patch')"
     return None
 
 

@@ -67,6 +67,8 @@ def no_decoder() -> ArgumentError:
 class ImageModel(nn.Module, ABC):
     """Base of models that take images of one size and return activations of class capsules.
 
+    Where the specification declares `any_size`, that is the smallest size.
+
     Images are `[batch, in_chans, height, width]` in [0, 1], outputs `[batch, num_classes]` in
     [0, 1]. Outputs are no logits and, unless a model says so, do not sum to one.
 
@@ -141,8 +143,19 @@ class ImageModel(nn.Module, ABC):
         Autocast takes any floating point but float64.
         """
         height, width = self.img_size
+        name = type(self).__name__
+        note = ""
+        if images.dim() == 4 and images.shape[2:] != self.img_size:
+            note = f"; {name} has weights for each place of its img_size: resize, or build it anew"
+        if self.spec.any_size and images.dim() == 4:
+            note = f"; {name} takes {height}x{width} pixels, its img_size, and larger images"
+            height, width = max(height, images.shape[2]), max(width, images.shape[3])
         sizes = {"channels": self.in_chans, "height": height, "width": width}
-        check_shape("images", images, ["batch", *sizes], **sizes)
+        try:
+            check_shape("images", images, ["batch", *sizes], **sizes)
+        except ArgumentError as error:
+            problem = str(error).removeprefix("images: ")
+            raise ArgumentError("images", f"{problem}{note}") from None
         check_floating(images=images)
         dtype = next(self.parameters()).dtype
         device = images.device.type

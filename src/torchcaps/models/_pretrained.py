@@ -114,6 +114,7 @@ def pretrained_model(
         description["task"],
         name=name,
         options=all_sizes | all_options,
+        calibration=description.get("calibration") if has_same_classes else None,
     )
     set_model_metadata(model, metadata)
     return model

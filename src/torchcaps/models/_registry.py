@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, check_positive
 from torchcaps.models._memory import available_memory
 from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import use_generator
@@ -41,7 +41,8 @@ class ModelInfo:
         parameters: their number at these sizes.
         published: the paper's own figure, in words.
         named: its builder takes the names of the classes, as `classes`, for their label tree.
-        control: name of the plain network that it is compared with by `torchcaps train`, or empty.
+        control: name of the plain network that it is compared with by `torchcaps train`, or empty;
+            its option `hidden` makes a head of as many weights.
         control_options: those of its options that the control takes, too.
     """
 
@@ -166,16 +167,36 @@ def create_model(
     Raises:
         ValueError: for an unknown name, a size that the model cannot take, parameters that the
             memory at hand cannot train, or weights that are not there or do not fit.
+        ArgumentError: for a name or a size of another type, or three sides.
         TypeError: for an option that the model does not take.
 
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    if not isinstance(name, str):
+        raise ArgumentError("model", f"expected a name of list_models(), got {name!r}")
+    check_sizes(**{key: size for key, size in sizes.items() if size is not None})
     with nullcontext() if generator is None else use_generator(generator):
         if pretrained:
             return pretrained_model(name, MODELS[name][0], sizes, options)
         return construct_model(name, sizes, options, torch.get_default_device())
+
+
+def check_sizes(*, img_size: Any = 1, **counts: Any) -> None:
+    """Check the sizes of a network: whole numbers, and one or two sides of images.
+
+    Raises:
+        ArgumentError: other ones.
+    """
+    check_positive(**counts)
+    sides = img_size if isinstance(img_size, list | tuple) else (img_size, img_size)
+    if len(sides) != 2:
+        raise ArgumentError(
+            "img_size", f"expected pixels of a side, or (height, width), got {img_size!r}"
+        )
+    for side in sides:
+        check_positive(img_size=side)
 
 
 def construct_model(

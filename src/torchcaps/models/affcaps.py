@@ -90,10 +90,15 @@ class AffineCaps(CapsuleLinear):
         pose = children.pose * (self.constant * self.out_capsules)
         return super().make_votes(Capsules(pose, children.activation))
 
-    def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
+    def forward(
+        self,
+        children: Capsules | Tensor,
+        parents: Capsules | None = None,
+        mask: Tensor | None = None,
+    ) -> Capsules:
         """Parents of these children, without votes where couplings are equal and not recorded."""
-        if not self._is_sum():
-            return super().forward(children, parents)
+        if mask is not None or not self._is_sum():
+            return super().forward(children, parents, mask)
         if isinstance(children, Tensor):
             children = Capsules(children, children[..., 0])
         self.check(children)

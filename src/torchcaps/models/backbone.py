@@ -7,6 +7,7 @@ comparisons of Hahn et al. 2019 (NeurIPS) and with Heinsen's routing on frozen t
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchcaps.errors import ArgumentError, check_known, check_positive, check_range, one_line
+from torchcaps.errors import ArgumentError, check_known, check_range, one_line
 from torchcaps.models._backbones import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -24,9 +25,12 @@ from torchcaps.models._backbones import (
     transformers_recipe,
 )
 from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
-from torchcaps.models._registry import ModelInfo, register_model, register_variant
+from torchcaps.models._registry import ModelInfo, check_sizes, register_model, register_variant
+from torchcaps.models.notebook import parameter_count
 from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
-from torchcaps.types import Capsules, ModelMetadata, ModelSpec, set_model_metadata
+from torchcaps.types import Capsules, ModelMetadata, ModelSpec, check_module, set_model_metadata
+
+LARGER = 32  # pixels a side, of the trial of another size: a multiple of the usual strides
 
 
 class FeatureExtractor(nn.Module):
@@ -44,6 +48,7 @@ class FeatureExtractor(nn.Module):
 
     Attributes:
         shape: of the features of an image, (features, rows, columns).
+        any_size: whether the backbone takes larger images, too, by a trial.
 
     Raises:
         ArgumentError: the backbone takes no such images, or returns no features.
@@ -77,6 +82,11 @@ class FeatureExtractor(nn.Module):
         if freeze:
             self.module.requires_grad_(False)
         self.shape = self._measure(torch.zeros(1, in_chans, *img_size))
+        self.any_size = True
+        try:
+            self._measure(torch.zeros(1, in_chans, *(side + LARGER for side in img_size)))
+        except ArgumentError:
+            self.any_size = False
         self.train()
 
     def _measure(self, images: Tensor) -> tuple[int, int, int]:
@@ -233,6 +243,7 @@ class CapsuleHeadNetwork(_OnBackbone):
             activation="length" if is_length else "probability",
             loss="margin" if is_length else "likelihood",
             features=self.takes_features,
+            any_size=self.backbone.any_size,
         )
 
     def _build_head(self, **options: Any) -> nn.Module:
@@ -255,7 +266,9 @@ class LinearHeadNetwork(_OnBackbone, PlainNetwork):
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, **options)
-        self.spec = replace(self.spec, features=self.takes_features)
+        self.spec = replace(
+            self.spec, features=self.takes_features, any_size=self.backbone.any_size
+        )
 
     def _build_head(self, **options: Any) -> nn.Module:
         return LinearHead(self.backbone.shape[0], self.num_classes, **options)
@@ -311,10 +324,62 @@ def with_backbone(
         >>> tc.fit(model, images, labels, epochs=10)
     """
     check_known("head", head, HEADS)
-    check_positive(num_classes=num_classes)
+    check_sizes(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
+    check_module(module)
     backbone = Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained)
     sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     return _build(head, backbone, transformers_recipe(backbone), freeze, **sizes, **options)
+
+
+def plain_units(head: CapsuleHead) -> int:
+    """Units of the hidden layer of a plain head that has as many weights as a capsule head.
+
+    Args:
+        head: of capsules.
+
+    Raises:
+        ArgumentError: no number of units comes within 5 % of its weights.
+    """
+    num_weights = parameter_count(head) - head.num_classes
+    weights_per_unit = head.in_features + 1 + head.num_classes
+    units = round(num_weights / weights_per_unit)
+    if abs(units * weights_per_unit - num_weights) > 0.05 * num_weights:
+        raise ArgumentError("types", f"expected more than {head.types} for an equal plain head")
+    return units
+
+
+def head_on_features(head: CapsuleHead, kind: str, img_size: ImageSize) -> Any:
+    """A network that takes features as images: a head of the same options, or a control of it.
+
+    Args:
+        head: of capsules.
+        kind: "capsules"; "uniform", the same with equal couplings; "linear"; or "mlp", a plain head
+            with a hidden layer and as many weights.
+        img_size: rows and columns of the features.
+
+    Returns:
+        The network, with new weights.
+
+    Raises:
+        ArgumentError: see `plain_units`.
+    """
+    options = deepcopy(head.options)
+    if kind in ("linear", "mlp"):
+        options = {"head": "linear", "hidden": plain_units(head) if kind == "mlp" else 0}
+    count = head.in_features
+    network: Any = with_backbone(
+        nn.Identity(),
+        head.num_classes,
+        count,
+        img_size,
+        mean=(0.0,) * count,
+        std=(1.0,) * count,
+        **options,
+    )
+    if kind == "uniform":
+        layer = network.head.class_capsules
+        layer.router = layer.router.uniform()
+    return network
 
 
 def _build(

@@ -47,6 +47,8 @@ class ConvolutionalModel(LogitModel):
         sizes: other arguments of the subclass that must be at least 1, by name.
     """
 
+    spec = replace(LogitModel.spec, any_size=True)
+
     def __init__(
         self,
         num_classes: int,
@@ -76,7 +78,7 @@ class ConvolutionalModel(LogitModel):
         images = self._prepare(images)
         axes = [
             torch.linspace(-1.0, 1.0, side, dtype=images.dtype, device=images.device)
-            for side in self.img_size
+            for side in images.shape[2:]
         ]
         coordinates = torch.stack(torch.meshgrid(axes, indexing="ij"))  # [2, height, width]
         coordinates = coordinates.expand(images.shape[0], -1, -1, -1)

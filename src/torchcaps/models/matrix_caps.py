@@ -15,7 +15,7 @@ from torch import nn
 from torchcaps.functional import receptive_centers
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
-from torchcaps.models._base import ImageModel, Images, ImageSize, side_after
+from torchcaps.models._base import ImageModel, Images, ImageSize, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
@@ -61,7 +61,13 @@ class MatrixCaps(ImageModel):
             `pose_size` is 4 and `iterations` 3 unless given, and there may be `bias` and `impl`.
     """
 
-    spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
+    spec = ModelSpec(
+        pose=True,
+        activation="probability",
+        smallest=SMALLEST,
+        any_size=True,
+        loss="spread",
+    )
 
     def __init__(
         self,
@@ -121,7 +127,11 @@ class MatrixCaps(ImageModel):
             rows, columns = (receptive_centers(side, LAYERS) for side in self.img_size)
             centers = ([row / 100 for row in rows], [column / 100 for column in columns])
         self.class_capsules = ClassCaps(
-            types[1], num_classes, centers=centers, **options_for(num_second, num_classes)
+            types[1],
+            num_classes,
+            centers=centers,
+            make_centers=centers_of,
+            **options_for(num_second, num_classes),
         )
 
     def _num_positions(self, layers: int) -> int:
@@ -133,6 +143,12 @@ class MatrixCaps(ImageModel):
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them
+
+
+def centers_of(positions: int) -> list[float]:
+    """Coordinates of the positions along a side of a map of another size, as of its own size."""
+    centers = receptive_centers(side_before(positions, LAYERS), LAYERS)
+    return [center / 100 for center in centers]
 
 
 def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:

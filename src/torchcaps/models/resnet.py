@@ -7,6 +7,7 @@ network).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -130,6 +131,8 @@ class ResNet(PlainNetwork):
             projections.
         options: `multilabel` and `standardized`; see `PlainNetwork`.
     """
+
+    spec = replace(PlainNetwork.spec, any_size=True)
 
     def __init__(
         self,

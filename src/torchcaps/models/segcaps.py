@@ -56,7 +56,14 @@ class SegCaps(DrawingModel):
         decoder: whether to build the decoder; None is False.
     """
 
-    spec = ModelSpec(pose=True, activation="length", is_dense=True, task="segment")
+    spec = ModelSpec(
+        pose=True,
+        activation="length",
+        any_size=True,
+        is_dense=True,
+        task="segment",
+    )
+    reconstruct = DrawingModel.draw  # at the size of the images, whatever it is
 
     def __init__(
         self,
@@ -114,7 +121,7 @@ class SegCaps(DrawingModel):
             Pose `[batch, height, width, num_classes - 1, dim]`, and its length, in [0, 1).
         """
         self._check(images)
-        height, width = self.img_size
+        height, width = images.shape[2:]
         x = self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP)))
         x = F.relu(x)  # [batch, 16, 512, 512]
         pose = full_precision(x).movedim(1, -1).unsqueeze(3)

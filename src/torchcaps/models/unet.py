@@ -46,7 +46,13 @@ class UNet(PlainNetwork):
         levels: at least 1; the map is halved between them.
     """
 
-    spec = ModelSpec(activation="probability", logits=True, is_dense=True, task="segment")
+    spec = ModelSpec(
+        activation="probability",
+        logits=True,
+        any_size=True,
+        is_dense=True,
+        task="segment",
+    )
 
     def __init__(
         self,
@@ -79,7 +85,7 @@ class UNet(PlainNetwork):
                 nn.init.kaiming_normal_(layer.weight)
 
     def scores(self, x: Images) -> Float[Tensor, "batch classes height width"]:
-        height, width = self.img_size
+        height, width = x.shape[2:]
         x = F.pad(x, (0, -width % self.step, 0, -height % self.step))
         maps: list[Tensor] = []
         for level in self.down:

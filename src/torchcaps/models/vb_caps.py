@@ -8,6 +8,7 @@ the same number at all of them; the costs beta, which a batch norm after them ca
 the loss is the spread loss, where theirs is cross-entropy of activations.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,8 +151,10 @@ class VBCaps(ImageModel):
         windows = [STEM, *LAYERS[: len(types) or 1]]
         rows, columns = (side_after(side, windows) for side in self.img_size)
         if types:
+            self.spec = replace(self.spec, any_size=True)
+            options |= {"pose_size": POSE, "make_centers": coordinates}
             centers = (coordinates(rows), coordinates(columns))
-            classes = ClassCaps(below, num_classes, centers=centers, pose_size=POSE, **options)
+            classes = ClassCaps(below, num_classes, centers=centers, **options)
             self.class_capsules = with_xavier_weights(classes)
         else:
             sizes = LayerSizes(rows * columns * below, POSE**2, num_classes, POSE**2)

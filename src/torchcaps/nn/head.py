@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.nn.routed import RoutedLayer
+from torchcaps.nn.routed import RoutedLayer, check_mask
 from torchcaps.nn.routers import FunctionRouter, Router, Routing, create_router
 from torchcaps.nn.self_routing import PoseVotes
 from torchcaps.nn.votes import LinearVotes, MatrixVotes
@@ -51,14 +51,18 @@ class CapsuleHead(nn.Module):
             map then has at most as many rows and columns as the root of this number.
         **routing_options: of the router of that name, such as `iterations=2`.
 
+    Attributes:
+        options: all arguments but the numbers of features and classes, by name.
+
     Shapes:
         input `[batch, in_features, height, width]`, `[batch, length, in_features]` or
-        `[batch, in_features]`; output Capsules with pose `[batch, num_classes, dim]` and activation
+        `[batch, in_features]`, and with sequences optionally a mask `[batch, length]`, True for
+        positions that are present; output Capsules with pose `[batch, num_classes, dim]` and activation
         `[batch, num_classes]` in [0, 1].
 
     Raises:
         ArgumentError: a size below 1, a `dim` that makes no square matrix, an unknown routing, or
-            features of another shape.
+            features or a mask of another shape.
         TypeError: an unknown option.
 
     Example:
@@ -89,6 +93,8 @@ class CapsuleHead(nn.Module):
         self.num_classes = num_classes
         self.types = types
         self.max_positions = max_positions
+        sizes = {"types": types, "dim": dim, "max_positions": max_positions}
+        self.options = {"routing": routing} | sizes | routing_options
         router = create_router(routing, **routing_options)
         self.activation = router.activation
         self.norm = nn.LayerNorm(in_features)
@@ -100,30 +106,56 @@ class CapsuleHead(nn.Module):
         self.class_capsules = RoutedLayer(votes, router)
         self.score = nn.Linear(dim, 1) if router.activation == "none" else None
 
-    def forward(self, features: Tensor) -> Capsules:
+    def forward(
+        self, features: Tensor, mask: Bool[Tensor, "batch length"] | None = None
+    ) -> Capsules:
         """Class capsules of features.
 
         Args:
             features: `[batch, in_features, height, width]`, `[batch, length, in_features]` or
                 `[batch, in_features]`.
+            mask: of sequences that are padded to one length, True for positions that are present.
+                The others change nothing, whatever numbers they hold.
 
         Returns:
-            Pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1].
+            Pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1]; zeros for
+            a sequence without any position.
 
         Raises:
-            ArgumentError: features of another shape or type.
+            ArgumentError: features or a mask of another shape or type.
         """
         check_features(features, self.in_features)
-        x = self.norm(_as_map(pool_positions(features, self.max_positions)))
-        pose = self.primary(_with_places(x)).unflatten(-1, (self.types, -1))
+        if mask is None:
+            x = self.norm(as_map(pool_positions(features, self.max_positions)))
+            return self._classes(_with_places(x), x, None)
+
+        if features.dim() != 3:
+            raise ArgumentError("mask", "expected None beside features that are no sequence")
+        check_mask(mask, features.shape[:2])
+        pooled, counts = pool_sequences(features, mask, self.max_positions)
+        x = self.norm(as_map(pooled))
+        is_present = torch.arange(x.shape[2], device=x.device) < counts  # [batch, positions]
+        places = _with_places(x, counts.clamp(min=1))
+        classes = self._classes(places, x, is_present[:, None, :, None])
+        is_empty = counts == 0  # [batch, 1]
+        return Capsules(
+            classes.pose.masked_fill(is_empty.unsqueeze(-1), 0),
+            classes.activation.masked_fill(is_empty, 0),
+        )
+
+    def _classes(self, places: Tensor, x: Tensor, mask: Tensor | None) -> Capsules:
+        """Class capsules of features with and without their places; `[batch, 1, length, 1]`."""
+        pose = self.primary(places).unflatten(-1, (self.types, -1))
+        if mask is not None:
+            mask = mask.expand(pose.shape[:-1])
         if self.activation == "length":
-            return self.class_capsules(squash_with_length(pose))
+            return self.class_capsules(squash_with_length(pose), mask=mask)
 
         pose = full_precision(pose)
         activation = torch.ones_like(pose[..., 0])
         if self.presence is not None:
             activation = full_precision(self.presence(x)).sigmoid()
-        classes = self.class_capsules(Capsules(pose, activation))
+        classes = self.class_capsules(Capsules(pose, activation), mask=mask)
         if self.score is None:
             return classes
         scores = full_precision(self.score(classes.pose.to(self.score.weight.dtype)))
@@ -161,7 +193,36 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
     return features
 
 
-def _as_map(features: Tensor) -> Tensor:
+def pool_sequences(
+    features: Float[Tensor, "batch length features"],
+    mask: Bool[Tensor, "batch length"],
+    max_positions: int,
+) -> tuple[Float[Tensor, "batch positions features"], Int64[Tensor, "batch 1"]]:
+    """The present positions of each sequence in their order, pooled as `pool_positions` does.
+
+    Args:
+        features: padded to one length.
+        mask: True for positions that are present.
+        max_positions: at least 1.
+
+    Returns:
+        Features, and their number of positions; those after it are zeros.
+    """
+    steps = torch.arange(min(mask.shape[1], max_positions), device=mask.device)
+    lengths = mask.sum(dim=1, keepdim=True)
+    counts = lengths.clamp(max=max_positions)
+    # Position k is the mean of those from floor(k n / m) on, to below ceil((k + 1) n / m).
+    divisor = counts.clamp(min=1)
+    first = (steps * lengths // divisor).unsqueeze(-1)
+    end = -(-(steps + 1) * lengths // divisor).unsqueeze(-1)
+    rank = (mask.cumsum(dim=1) - 1).unsqueeze(1)
+    is_member = mask.unsqueeze(1) & (rank >= first) & (rank < end)
+    is_member = is_member & (steps < counts).unsqueeze(-1)  # [batch, positions, length]
+    weights = is_member.to(features) / (end - first).clamp(min=1)
+    return weights @ features.masked_fill(~mask.unsqueeze(-1), 0), counts
+
+
+def as_map(features: Tensor) -> Tensor:
     """Features at their positions, `[batch, rows, columns, features]`.
 
     Of a sequence they are a map of one row, of a vector one position.
@@ -175,17 +236,21 @@ def _as_map(features: Tensor) -> Tensor:
 
 def _with_places(
     x: Float[Tensor, "batch rows columns features"],
+    counts: Int64[Tensor, "batch 1"] | None = None,
 ) -> Float[Tensor, "batch rows columns features_and_2"]:
-    """Features with the row and the column of each position, from -1 to 1; 0 in the middle."""
+    """Features with the row and the column of each position, from -1 to 1; 0 in the middle.
+
+    The columns are those of the map, or as many as `counts` says of each sequence.
+    """
     batch, rows, columns, _ = x.shape
     row = _centers(rows, x).view(1, rows, 1, 1).expand(batch, rows, columns, 1)
-    column = _centers(columns, x).view(1, 1, columns, 1).expand(batch, rows, columns, 1)
+    column = _centers(columns, x, counts).view(-1, 1, columns, 1).expand(batch, rows, columns, 1)
     return torch.cat([x, row, column], dim=-1)
 
 
-def _centers(count: int, like: Tensor) -> Tensor:
-    steps = torch.arange(count, device=like.device, dtype=like.dtype)
-    return (2 * steps + 1) / count - 1
+def _centers(size: int, like: Tensor, counts: Tensor | None = None) -> Tensor:
+    steps = torch.arange(size, device=like.device, dtype=like.dtype)
+    return (2 * steps + 1) / (size if counts is None else counts) - 1
 
 
 def _make_votes(router: Router, sizes: LayerSizes, max_positions: int) -> nn.Module:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torchcaps import ops
 from torchcaps.errors import check_positive, check_shape
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import Votes, per_child
+from torchcaps.functional.votes import Votes, num_voters, per_child
 from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import FactorizedVotes
@@ -52,7 +52,7 @@ class Heinsen2022(Router):
             S_ij = <x_i, p_j> W_S_ij + B_S_ij, its agreement with child i                      (5)
             R_i = softmax over parents of log sigmoid(S_ij)                                    (6)
 
-    The last iteration ends with equation 3. N is the number of all children i, `votes.count`; x_i
+    The last iteration ends with equation 3. N is the number of children i, `num_voters(votes)`; x_i
     is the pose of child i, a_i its activation, y_j the pose of parent j. bias_j is the bias of the
     layer, `votes.bias` `[m, h]`, if it has one. `normalize` gives each y_j mean 0 and variance 1;
     for h = 1 it does nothing.
@@ -113,7 +113,7 @@ class Heinsen2022(Router):
         beta_ignore = _beta(votes, x, self.beta_ignore)
 
         # Equation 1.
-        products = x * votes.count**-0.5 * _per_child(votes, self.W_A)
+        products = x * num_voters(votes) ** -0.5 * _per_child(votes, self.W_A)
         score = products.sum(dim=-1) + _per_child(votes, self.B_A)
         f = torch.sigmoid(score) * votes.activation  # [..., i]; 0 for absent children
         f = f.unsqueeze(-1)
@@ -259,7 +259,8 @@ class RoutingHead(nn.Module):
 
     Shapes:
         input `[batch, n, dim]`, any numbers (normalized first), and optionally a mask `[batch, n]`,
-        True for vectors that are present; output logits `[batch, classes]`.
+        True for vectors that are present: the others change nothing; output logits
+        `[batch, classes]`.
 
     Raises:
         ArgumentError: sizes below 1, iterations outside 1 to 100, or features of another shape.
@@ -301,6 +302,7 @@ class RoutingHead(nn.Module):
         length = features.shape[1] if self.length is None else self.length
         check_shape("features", features, ("batch", "n", "dim"), dim=self.dim, n=length)
         pose = full_precision(self.norm(features))
-        activation = torch.ones_like(pose[..., 0]) if mask is None else mask.to(pose)
-        class_capsules: Capsules = self.routings(Capsules(pose, activation))
+        features_capsules = Capsules(pose, torch.ones_like(pose[..., 0]))
+        lowest: Capsules = self.routings[0](features_capsules, mask=mask)
+        class_capsules: Capsules = self.routings[1:](lowest)
         return class_capsules.pose.squeeze(-1)

@@ -3,7 +3,7 @@
 Each is one routed layer with its votes and its field.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -247,6 +247,8 @@ class ClassCaps(RoutedLayer):
             start).
         centers: (rows, columns): the coordinate of each position of the map, added to two elements
             of the votes; None is without coordinate addition. See `functional.receptive_centers`.
+        make_centers: gives them for a side of another number of positions; the map then has any
+            size.
         indices: these two elements of the flat vote; by default the first two of the right-hand
             column of a matrix, as in the paper: (3, 7) of 16; of a vector the first two.
         init_std: standard deviation of the weights of vectors, above 0, or of the noise that is
@@ -278,6 +280,7 @@ class ClassCaps(RoutedLayer):
         routing: Routing = "em",
         pose_size: PoseSize = 4,
         centers: tuple[Sequence[float], Sequence[float]] | None = None,
+        make_centers: Callable[[int], Sequence[float]] | None = None,
         indices: tuple[int, int] | None = None,
         bias: bool = False,
         init_std: float | None = None,
@@ -285,19 +288,18 @@ class ClassCaps(RoutedLayer):
     ) -> None:
         check_positive(in_types=in_types, classes=classes)
         sizes = _make_sizes(in_types, classes, pose_size)
-        places = None
+        options: dict[str, Any] = {"bias": bias, "init_std": init_std}
         expected = {"types": in_types}
         if centers is not None:
-            if indices is None and isinstance(pose_size, int):
-                indices = (pose_size - 1, 2 * pose_size - 1)
-            rows = torch.tensor(centers[0], dtype=torch.float32)
-            columns = torch.tensor(centers[1], dtype=torch.float32)
-            zeros = torch.zeros(len(rows), len(columns), 1, 1, sizes.dim)
-            places = coordinate_addition(zeros, rows, columns, indices or (0, 1))
-            # `Module.to(memory_format=...)` takes no buffer of five axes.
-            places = places.flatten(1, 3)
-            expected |= {"height": len(rows), "width": len(columns)}
-        options: dict[str, Any] = {"bias": bias, "init_std": init_std, "places": places}
+            if indices is None:
+                indices = (0, 1)
+                if isinstance(pose_size, int):
+                    indices = (pose_size - 1, 2 * pose_size - 1)
+            options["places"] = _make_places(*centers, sizes.dim, indices)
+            if make_centers is None:
+                expected |= {"height": len(centers[0]), "width": len(centers[1])}
+            else:
+                options["make_places"] = partial(_places_of, make_centers, sizes.dim, indices)
         votes = _make_votes(sizes, pose_size, options)
         super().__init__(votes, routing, DenseField, **routing_options)
         self.expected = expected
@@ -306,6 +308,27 @@ class ClassCaps(RoutedLayer):
     def centers(self) -> torch.Tensor | None:
         """The numbers that coordinate addition adds, `[height, width, out_dim]`."""
         return self.votes.places
+
+
+def _make_places(
+    rows: Sequence[float], columns: Sequence[float], dim: int, indices: tuple[int, int]
+) -> torch.Tensor:
+    """What coordinate addition adds to the votes, `[rows, columns, dim]`."""
+    zeros = torch.zeros(len(rows), len(columns), 1, 1, dim)
+    places = coordinate_addition(zeros, torch.tensor(rows), torch.tensor(columns), indices)
+    # `Module.to(memory_format=...)` takes no buffer of five axes.
+    return places.flatten(1, 3)
+
+
+def _places_of(
+    make_centers: Callable[[int], Sequence[float]],
+    dim: int,
+    indices: tuple[int, int],
+    height: int,
+    width: int,
+) -> torch.Tensor:
+    """The same for a map of any size."""
+    return _make_places(make_centers(height), make_centers(width), dim, indices)
 
 
 def _make_sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:

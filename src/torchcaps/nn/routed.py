@@ -9,14 +9,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
 from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.functional.votes import RoutingContext, Votes
+from torchcaps.functional.votes import MapVotes, RoutingContext, Votes, mask_votes
 from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
@@ -156,18 +156,33 @@ class RoutedLayer(nn.Module):
         """Draw the matrices anew."""
         self.votes.reset_parameters()
 
-    def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
+    def forward(
+        self,
+        children: Capsules | Tensor,
+        parents: Capsules | None = None,
+        mask: Bool[Tensor, "batch *space n"] | None = None,
+    ) -> Capsules:
         """Route children to their parents.
 
         Args:
             children: Capsules, or their pose; see the class.
             parents: of the iteration before, where layers route together.
+            mask: True for children that are present, `[batch, *space, n]`; the others have no vote,
+                as if they were not there. A function as routing sees votes and activations of zero.
 
         Returns:
             Parents: pose `[batch, *positions, parents, dim]` and activation
             `[batch, *positions, parents]`.
+
+        Raises:
+            ArgumentError: children or a mask that do not fit.
         """
         votes = self.make_votes(children)
+        if mask is not None:
+            check_mask(mask, votes.children.activation.shape)
+            if isinstance(votes, MapVotes):
+                raise ArgumentError("mask", "expected None: a kernel votes for whole windows here")
+            votes = mask_votes(votes, mask)
         recorder = self.recorder
         couplings: list[Tensor] | None = None
         if recorder is not None and recorder.iterations:
@@ -230,6 +245,13 @@ class RoutedLayer(nn.Module):
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())
         return f"{sizes}, bias={getattr(self.votes, 'bias', None) is not None}"
+
+
+def check_mask(mask: Tensor, shape: torch.Size) -> None:
+    """Raise ArgumentError unless a mask is of booleans and of this shape."""
+    if mask.dtype != torch.bool or mask.shape != shape:
+        expected = f"expected {list(shape)} of torch.bool, True for what is present"
+        raise ArgumentError("mask", f"{expected}, got {list(mask.shape)} of {mask.dtype}")
 
 
 class RoutedStack(nn.Module):

@@ -76,10 +76,10 @@ class SelfRouting(Router):
         a = _relative_activation(votes).unsqueeze(-1)
         weights = c * a  # [..., i, j]
         weight_sums = weights.sum(dim=-2)  # [..., j]
-        activation = weight_sums / a.sum(dim=-2)
+        smallest = torch.finfo(weight_sums.dtype).tiny
+        activation = weight_sums / a.sum(dim=-2).clamp(min=smallest)  # 0 of no child at all
 
         # Equation 3.
-        smallest = torch.finfo(weight_sums.dtype).tiny
         relative_weights = weights / weight_sums.unsqueeze(-2).clamp(min=smallest)
         pose = votes.add_bias(_weighted_sum(votes, u, relative_weights))
         return Routed(pose, activation, c)

@@ -139,7 +139,7 @@ class VBRouting(Router):
 
         R = votes.couple()
         if self.local_start and votes.context.fixed is None:
-            R = torch.full_like(R, 1 / votes.parents)
+            R = torch.where(R > 0, 1 / votes.parents, R)
         for remaining in reversed(range(self.num_iterations)):  # 1 in an ablation
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]

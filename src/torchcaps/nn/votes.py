@@ -1,5 +1,8 @@
 """Votes as modules: the matrices of a layer, and the lazy votes that they give to a router."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,13 +10,14 @@ from torch import Tensor, nn
 from torchcaps.errors import ArgumentError, check_positive
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import ProductVotes, Votes, num_voters
 from torchcaps.types import Capsules, LayerSizes
 
 CHILD_LENGTH = 0.1  # of a fresh primary capsule on images in [0, 1]
 PARENT_LENGTH = 0.4  # of the first parents' sums s, from which a layer learns without delay
 BIAS = 0.1  # initial, as in the authors' code
 MATRIX_STD = 0.1  # of the noise that is added to identity matrices
+MakePlaces = Callable[[int, int], Tensor]
 
 
 class LinearVotes(nn.Module):
@@ -31,6 +35,7 @@ class LinearVotes(nn.Module):
             the authors' code.
         places: `[height, width, dim]`, added to the votes from each position of a map whose
             positions share the matrices; see `functional.coordinate_addition`.
+        make_places: gives these numbers for a map of another height and width; None takes one size.
         windows: number of windows, about, that contain a child: their parents compete for it.
 
     Raises:
@@ -46,12 +51,14 @@ class LinearVotes(nn.Module):
         bias: bool = False,
         init_std: float | None = None,
         places: Tensor | None = None,
+        make_places: MakePlaces | None = None,
         windows: float = 1.0,
     ) -> None:
         super().__init__()
         self.sizes = checked(sizes)
         self.init_std = init_std
         self.windows = windows
+        self.make_places = make_places
         self.weight = nn.Parameter(torch.empty(self.shape))
         self.bias = nn.Parameter(torch.empty(sizes.parents, sizes.dim)) if bias else None
         self.register_buffer("places", places, persistent=False)
@@ -86,13 +93,26 @@ class LinearVotes(nn.Module):
             Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
             needs.
         """
-        return ProductVotes(children, field, self.weight.transpose(2, 3), self.shift(), self.bias)
+        return ProductVotes(
+            children, field, self.weight.transpose(2, 3), self.shift(field), self.bias
+        )
 
-    def shift(self) -> Float[Tensor, "i 1 dim"] | None:
-        """The numbers that are added to the votes of each child of a map, or None."""
-        if self.places is None:
+    def shift(self, field: Field) -> Float[Tensor, "i 1 dim"] | None:
+        """The numbers that are added to the votes of each child of a map, or None.
+
+        Args:
+            field: of the map.
+
+        Returns:
+            `[i, 1, dim]`; None where nothing is added.
+        """
+        places = self.places
+        if places is None:
             return None
-        places = self.places.flatten(0, 1).unsqueeze(1)
+        space = getattr(field, "space", ())
+        if self.make_places is not None and space != places.shape[:2]:
+            places = self.make_places(*space).to(places)
+        places = places.flatten(0, 1).unsqueeze(1)
         return places.repeat_interleave(self.sizes.children, dim=0)
 
 
@@ -108,6 +128,7 @@ class MatrixVotes(LinearVotes):
         init_std: standard deviation of the noise that is added to identity matrices.
         places: `[height, width, P * P]`, added to the votes from each position of a map whose
             positions share the matrices; see `functional.coordinate_addition`.
+        make_places: see `LinearVotes`.
         identity: start from identity matrices; False is from noise alone, which suits routings that
             normalize poses. Of noise alone, votes of many children cancel, and poses fade from
             layer to layer.
@@ -123,13 +144,15 @@ class MatrixVotes(LinearVotes):
         bias: bool = False,
         init_std: float = MATRIX_STD,
         places: Tensor | None = None,
+        make_places: MakePlaces | None = None,
         identity: bool = True,
     ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
             numbers = f"{sizes.in_dim} and {sizes.dim} numbers"
             raise ArgumentError("sizes", f"expected poses of P x P numbers, got {numbers}")
         self.identity = identity
-        super().__init__(sizes, bias=bias, init_std=init_std, places=places)
+        options: Any = {"init_std": init_std, "places": places, "make_places": make_places}
+        super().__init__(sizes, bias=bias, **options)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -153,7 +176,7 @@ class MatrixVotes(LinearVotes):
             Votes `[batch, *positions, children, parents, P * P]`, which a router asks for what it
             needs.
         """
-        return ProductVotes(children, field, self.weight, self.shift(), self.bias)
+        return ProductVotes(children, field, self.weight, self.shift(field), self.bias)
 
 
 class FactorizedVotes(nn.Module):
@@ -209,15 +232,17 @@ class _LazyFactorizedVotes(Votes):
         self.factor = full_precision(module.factor)
         self.mix = full_precision(module.mix)
         self.offset = full_precision(module.offset)
-        self.scale = self.count**-0.5 if module.scale is None else module.scale
+        self.scale = module.scale
+
+    def _scaled(self) -> Tensor:
+        scale = num_voters(self) ** -0.5 if self.scale is None else self.scale
+        return full_precision(self.pose) * scale
 
     def _compute(self) -> Tensor:
-        poses = full_precision(self.pose).unsqueeze(-2) * self.scale
-        return (poses * self.factor) @ self.mix + self.offset
+        return (self._scaled().unsqueeze(-2) * self.factor) @ self.mix + self.offset
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        poses = full_precision(self.pose) * self.scale
-        sums = torch.einsum("...ij,...id->...jd", coefficients, poses)
+        sums = torch.einsum("...ij,...id->...jd", coefficients, self._scaled())
         offsets = coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
         return (sums * self.factor) @ self.mix + offsets
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -31,7 +30,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
 from torchcaps.training import Run
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
-from torchcaps.training.inputs import as_set
+from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.training.sampling import cropped, inside_fold, outside_fold
 from torchcaps.types import model_metadata, spec_of
@@ -108,9 +107,8 @@ def open_task(
         if preprocess is not None:  # cropped as in its training
             images = cropped(images, preprocess.crop)
     else:
-        images = as_set(data)
-        if not isinstance(data, Dataset) and len(images.classes) <= len(metadata.classes):
-            images = replace(images, classes=metadata.classes)  # arrays do not name their classes
+        target = expected_target(model, metadata.task)
+        images = as_set(data, target=target, classes=metadata.classes)
     if has_fold:
         select = inside_fold if split == "test" else outside_fold
         images = select(images, config)

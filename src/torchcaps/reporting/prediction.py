@@ -9,35 +9,45 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.data.files import decode_batches
+from torchcaps.data.form import BLANK
 from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
+from torchcaps.data.pixels import array_images, to_channels
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError, RunError, check_range
+from torchcaps.errors import (
+    ArgumentError,
+    DataError,
+    RunError,
+    check_known,
+    check_positive,
+    check_range,
+)
+from torchcaps.evaluation import HeldOutCalibration, doubt, reconstruction_distances
 from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
-from torchcaps.training.checkpoint import load
+from torchcaps.training.checkpoint import load, local_path
 from torchcaps.training.device import resolve_device
-from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE, atomic, make_folder
-from torchcaps.types import find_network, model_metadata
+from torchcaps.training.files import atomic, make_folder
+from torchcaps.types import check_module, find_network, model_metadata
 from torchcaps.words import UniqueNames
 
 # What a prediction does not always need is imported where it is needed.
 if TYPE_CHECKING:
-    from torchcaps.evaluation import HeldOutCalibration
     from torchcaps.training import Run
 
 Inputs = Any  # of `list_inputs`
@@ -46,6 +56,7 @@ Writer = Callable[[Row], None]
 ROW_GROUP = 10_000  # rows of a Parquet file that are in memory at a time
 DIGITS = 6  # of a number in a CSV
 UNKNOWN = "unknown"  # label of an image of no known class
+EMPTY = "empty"  # and of one that shows nothing
 
 
 def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto") -> Any:
@@ -53,11 +64,13 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
 
     Raises RunError for no run.
     """
-    if not isinstance(model_or_run, nn.Module):
+    if isinstance(model_or_run, str | PathLike):
         return load(Path(model_or_run), device=resolve_device(device))
+    check_module(model_or_run)
+    model: Any = model_or_run
     if device != "auto":
-        model_or_run.to(resolve_device(device))
-    return find_network(model_or_run)
+        model.to(resolve_device(device))
+    return find_network(model)
 
 
 def predict(
@@ -83,8 +96,7 @@ def predict(
     Raises:
         RunError: for no run.
         DataError: for a path that is absent, holds no image, or cannot be read as one.
-        ArgumentError: for a model without preprocessing, an option that does not fit the model, or
-            arrays for a task of pixels.
+        ArgumentError: for a model without preprocessing, or an option that does not fit the model.
 
     Example:
         >>> [row] = tc.predict("runs/capsnet-digits", "photo.png")
@@ -104,18 +116,25 @@ class Predictor:
 
     A prediction is a dictionary, ready for JSON: "path" of a file, and what the task says of a
     picture. Of a classifier "label", its "activation" and "activations" by class, the largest
-    first: of capsules a length, not a probability. Where held-out images have calibrated the run
-    (`calibration.json` in its folder, which training leaves there), also "probability" and
-    "probabilities", of sum 1 over all classes.
+    first: of capsules a length, not a probability. Where held-out images have calibrated the model,
+    as in every training, also "probability" and "probabilities", of sum 1 over all classes.
+    "changes" says what was done to bring the picture into the form of gray training images, such as
+    "inverted, cropped and centered"; nothing is done to one that has it. What looks like none of
+    them has the label "unknown", what shows nothing "empty"; "reason" says why, and there is no
+    probability.
 
     Args:
-        run: a run, or its folder; a file of weights; or a model with `.preprocess`.
+        run: a run, or its folder; a file of weights; "hf:OWNER/NAME"; or a model with
+            `.preprocess`.
         device: "cpu", "cuda", ...; "auto" takes the best there is, and leaves a module where it is.
         batch_size: number of pictures that are read at a time, at least 1.
         top_k: number of classes in "activations" and "probabilities"; None for all.
         unknown_below: a picture whose largest activation is below this has the label "unknown"; in
             [0, 1]. "auto" is the threshold of the calibration, which rejects 5 % of the held-out
-            images. None for no threshold.
+            images. None takes the limits of the calibration for activation, margin and error.
+        as_is: leave pictures as they are, but for size and channels.
+        invert: "auto" inverts pictures that are dark on light, or light on dark, unlike the
+            training images; "yes" inverts all, "no" none.
         output: a folder, made where it is missing, for what the task draws of each image file, such
             as masks.
         workers: number of processes that decode; 0 decodes in this one.
@@ -135,6 +154,8 @@ class Predictor:
     batch_size: int = BATCH
     top_k: int | None = None
     unknown_below: float | str | None = None
+    as_is: bool = False
+    invert: str = "auto"
     output: str | Path | None = None
     workers: int = 0
 
@@ -142,16 +163,19 @@ class Predictor:
         check_range("batch_size", self.batch_size, low=1)
         check_range("workers", self.workers, low=0)
         if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1)
+            check_positive(top_k=self.top_k)
+        check_known("invert", self.invert, ("auto", "yes", "no"))
         below = self.unknown_below
         if below not in (None, "auto"):
             if isinstance(below, str):
                 raise ArgumentError("unknown_below", f'expected a number or "auto", got {below!r}')
             check_range("unknown_below", below, low=0, high=1)
-        if not isinstance(self.run, nn.Module):
-            self.run = Path(self.run)
+        if isinstance(self.run, str | PathLike):
+            self.run = local_path(self.run)
             if not self.run.exists():
                 raise RunError(f"{self.run}: no such run folder or model file")
+        else:
+            check_module(self.run)
 
     def __call__(self, inputs: Inputs) -> list[Row]:
         """Predict pictures.
@@ -198,9 +222,13 @@ class Predictor:
         preprocess = model_metadata(self.task.model).preprocess
         elements = list_inputs(inputs, preprocess)
         if is_dense:
-            elements = _name_outputs(elements, self.task)
+            elements = _name_outputs(elements)
         shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
-        decode = partial(_decode, preprocess, is_dense)
+        if self.as_is:
+            preprocess = replace(preprocess, form=None)
+        if is_dense and self.invert != "auto":
+            raise ArgumentError("invert", f"the task {self.task.name} takes pictures as they are")
+        decode = partial(_decode, preprocess, is_dense, self.invert)
         for batch in decode_batches(decode, shares, self.workers, "inputs"):
             for outcomes in ranks.gather(self._predict(batch)):
                 for outcome in outcomes:
@@ -224,16 +252,10 @@ class Predictor:
 
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
-        """The calibration of the run; None where it has none."""
-        if isinstance(self.run, nn.Module):
-            return None
-        run = Path(self.run)
-        folder = run.parent if run.name == MODEL_FILE else run
-        if not (folder / CALIBRATION_FILE).exists():
-            return None
-        from torchcaps.training.calibration import read_calibration
-
-        return read_calibration(folder)
+        """The calibration of the model; None where it has none."""
+        model = self.run if isinstance(self.run, nn.Module) else self.task.model
+        kept = model_metadata(model).calibration
+        return None if kept is None else HeldOutCalibration.from_dict(kept)
 
     def __getstate__(self) -> dict[str, Any]:
         """Path and options, without what was loaded."""
@@ -244,9 +266,20 @@ class Predictor:
             state["run"] = self.run.resolve()
         return state
 
+    def outcomes(self, batch: list[Input]) -> list[Row | DataError]:
+        """Predictions and errors of inputs, in their order.
+
+        Args:
+            batch: what goes through the model together; of a task of pixels, one input.
+
+        Returns:
+            The prediction of each, or why it cannot be read.
+        """
+        preprocess = model_metadata(self.task.model).preprocess
+        return self._predict(_decode(preprocess, self.task.is_dense, batch))
+
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
-        task = self.task
         outcomes: list[Any] = []
         indices = []  # of what could be read
         for index, element in enumerate(batch):
@@ -255,6 +288,16 @@ class Predictor:
                 indices.append(index)
         if not indices:
             return outcomes
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for index in indices:
+            shapes.setdefault(outcomes[index].shape, []).append(index)
+        for group in shapes.values():
+            self._predict_group(batch, outcomes, group)
+        return outcomes
+
+    def _predict_group(self, batch: list[Input], outcomes: list[Any], indices: list[int]) -> None:
+        """Put predictions in the place of inputs of one shape."""
+        task = self.task
         images = torch.from_numpy(np.stack(list(map(outcomes.__getitem__, indices))))
         with eval_mode(task.model), torch.inference_mode():
             if task.is_dense:
@@ -265,11 +308,11 @@ class Predictor:
                 folder = None if self.output is None else Path(self.output)
                 rows = predict_masks(task, images, names, preprocess, folder)
             else:
-                rows = _complete(task.predict(images.to(device_of(task.model))), self)
+                rows = task.predict(images.to(device_of(task.model)))
+                rows = _complete(rows, images, [batch[index] for index in indices], self)
         for index, row in zip(indices, rows, strict=True):
             name = batch[index].name
             outcomes[index] = row if name is None else {"path": name} | row
-        return outcomes
 
 
 def columns(row: Row, top_k: int = 1) -> Row:
@@ -284,16 +327,19 @@ def columns(row: Row, top_k: int = 1) -> Row:
     for name, cell in row.items():
         if not isinstance(cell, dict | list):
             cells[name] = cell
+        elif name == "activations":
+            cells["probability"] = row.get("probability")
     for rank, label in enumerate(islice(row.get("activations", ()), 1, top_k), start=2):
         cells[f"label_{rank}"] = label
         cells[f"activation_{rank}"] = row["activations"][label]
-        if "probabilities" in row:
-            cells[f"probability_{rank}"] = row["probabilities"][label]
+        cells[f"probability_{rank}"] = row.get("probabilities", {}).get(label)
     return cells
 
 
-def _complete(rows: list[Row], predictor: Predictor) -> list[Row]:
-    """Add probabilities, and apply the options of a predictor, where there are classes."""
+def _complete(
+    rows: list[Row], images: Tensor, batch: list[Input], predictor: Predictor
+) -> list[Row]:
+    """Add probabilities and doubts, by the options of a predictor, where there are classes."""
     threshold: Any = predictor.unknown_below
     if "activations" not in rows[0]:
         for option in ("top_k", "unknown_below"):
@@ -307,33 +353,44 @@ def _complete(rows: list[Row], predictor: Predictor) -> list[Row]:
         if calibration is None:
             raise ArgumentError(
                 "unknown_below",
-                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its "
-                "folder; give a number",
+                "auto needs a calibrated model, as a training leaves it; give a number",
             )
         threshold = calibration.threshold
+    limits = calibration.limits if calibration and threshold is None else {}
+    errors = [0.0] * len(rows)
+    if any("error" in limits[kind] for kind in limits):
+        errors = reconstruction_distances(predictor.task.model, images).tolist()
     completed_rows = []
-    for row in rows:
+    for row, element, error in zip(rows, batch, errors, strict=True):
         activations = row["activations"]
         row["activations"] = dict(islice(activations.items(), predictor.top_k))
-        if threshold is not None and row["activation"] < threshold:
-            row["label"] = UNKNOWN
+        lengths = list(activations.values())
+        first, second = lengths[0], max(lengths[1:], default=0.0)
+        figures = {"length": first, "margin": first - second, "error": error}
+        reason = element.problem
+        if not reason and threshold is not None and first < threshold:
+            reason = f"its largest activation {first:.3g} is below {threshold:.3g}"
+        reason = reason or doubt(
+            figures, limits.get("changed" if element.changes else "unchanged", {})
+        )
+        row |= {"changes": element.changes, "reason": reason}
+        if reason:
+            row["label"] = EMPTY if reason == BLANK else UNKNOWN
         completed = {"label": row["label"], "activation": row["activation"]}
-        if calibration is not None:
-            lengths = torch.tensor([list(activations.values())])
-            [probabilities] = calibration.probabilities(lengths).tolist()
+        if calibration is not None and not reason:
+            [probabilities] = calibration.probabilities(torch.tensor([lengths])).tolist()
             completed["probability"] = probabilities[0]
             row["probabilities"] = dict(zip(row["activations"], probabilities, strict=False))
         completed_rows.append(completed | row)
     return completed_rows
 
 
-def _name_outputs(elements: Iterator[Input], task: Task) -> Iterator[Input]:
+def _name_outputs(elements: Iterator[Input]) -> Iterator[Input]:
     """The inputs of a task of pixels with names for the files that are drawn of them."""
     unique_name = UniqueNames()
-    for element in elements:
-        if element.name is None:
-            raise ArgumentError("inputs", f"the task {task.name} takes image files")
-        yield element._replace(output_name=unique_name(Path(element.name).stem))
+    for index, element in enumerate(elements):
+        stem = f"image_{index}" if element.name is None else Path(element.name).stem
+        yield element._replace(output_name=unique_name(stem))
 
 
 def _batches(elements: Iterator[Input], size: int) -> Iterator[list[Input]]:
@@ -343,7 +400,7 @@ def _batches(elements: Iterator[Input], size: int) -> Iterator[list[Input]]:
         yield batch[ranks.shard(len(batch))]
 
 
-def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[Input]:
+def _decode(preprocess: Preprocess, is_dense: bool, invert: str, batch: list[Input]) -> list[Input]:
     """Inputs as the model takes them, or, for a task of pixels, in their own size.
 
     The sources become arrays, as tensors of other processes need shared memory, or errors.
@@ -354,10 +411,15 @@ def _decode(preprocess: Preprocess, is_dense: bool, batch: list[Input]) -> list[
         try:
             if isinstance(source, DataError):
                 pass
-            elif is_dense:
+            elif is_dense and isinstance(source, np.ndarray | Tensor) and preprocess.is_picture:
+                pixels = array_images("image", np.asarray(source)[None])
+                source = to_channels(pixels, preprocess.in_chans)[0].numpy()
+            elif is_dense and preprocess.is_picture:
                 source = decode_image(source, None, preprocess.in_chans, name=element.name).numpy()
             else:
-                source = preprocess(source, element.name).numpy()
+                prepared = preprocess.prepare(source, element.name, invert)
+                source = prepared.pixels.numpy()
+                element = element._replace(changes=prepared.changes, problem=prepared.problem)
         except DataError as error:
             source = error.with_traceback(None)
         decoded.append(element._replace(source=source))
@@ -438,7 +500,13 @@ def _parquet_rows(path: Path, top_k: int) -> Iterator[Writer]:
     def flush() -> None:
         nonlocal writer
         table = pa.Table.from_pylist(rows, writer and writer.schema)
-        writer = writer or parquet.ParquetWriter(path, table.schema)
+        if writer is None:
+            schema = table.schema
+            for index, field in enumerate(schema):
+                if pa.types.is_null(field.type):  # the first rows may have no probability
+                    schema = schema.set(index, field.with_type(pa.float64()))
+            table = table.cast(schema)
+            writer = parquet.ParquetWriter(path, schema)
         writer.write_table(table)
         rows.clear()
 

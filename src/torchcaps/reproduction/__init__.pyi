@@ -2,6 +2,11 @@ from torchcaps.reproduction.folds import (
     CrossValidation as CrossValidation,
     cross_validate as cross_validate,
 )
+from torchcaps.reproduction.head_audit import (
+    Audit as Audit,
+    AuditRow as AuditRow,
+    audit as audit,
+)
 from torchcaps.reproduction.measures import (
     MEASURES as MEASURES,
     register_measure as register_measure,

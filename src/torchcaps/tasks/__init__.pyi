@@ -27,6 +27,7 @@ from torchcaps.tasks.pose_changes import (
     TransformingEvaluation as TransformingEvaluation,
     evaluate_transforming as evaluate_transforming,
 )
+from torchcaps.tasks.regress import Regress as Regress
 from torchcaps.tasks.segment import Segment as Segment
 from torchcaps.tasks.transform import (
     Transform as Transform,

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps import plugins
 from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
+from torchcaps.data.dataset import select_targets
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import reconstruction_loss
@@ -85,7 +86,7 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]  # set when it is registered
-    targets: ClassVar[tuple[str, ...]] = ()  # names of the targets of a set that it needs
+    targets: tuple[str, ...] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
     # Why this task has another score than its class, a sentence.
@@ -133,6 +134,13 @@ class Task(nn.Module):
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
+        if images is not None and "size" in images.targets and not self.spec.any_size:
+            name = type(model).__name__
+            raise ArgumentError(
+                "images",
+                f"expected one size, as {name} takes no other, got several; resize them, or take a "
+                "network of any size, such as segcaps or capsule_head",
+            )
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
@@ -169,7 +177,14 @@ class Task(nn.Module):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Targets `[n, ...]` of a set for batches of an evaluation."""
-        return {name: images.targets[name] for name in self.targets}
+        return select_targets(images, self.targets)
+
+    def target_facts(self, images: Dataset) -> dict[str, Any]:
+        """Facts about the targets of the training images that predictions need, such as units.
+
+        They are kept with the model (`ModelMetadata.targets`): plain values by name, as JSON has.
+        """
+        return {}
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """A batch to train with: in training mode its inputs are changed at random.
@@ -275,13 +290,20 @@ def eval_outputs(
     shard = torch.arange(count)[ranks.shard(count)]
     device = device_of(task.model)
     parts = []
+    rows = []
     with evaluating(task), autocast(device, precision):
         index_batches = shard.split(task.eval_batch_size)
         for batch in images.batches(index_batches, task.eval_targets(images)):
-            parts.append(task.eval_step(task.augment(batch.to(device), Generator())))
+            for group in batch.to(device).by_size():
+                parts.append(task.eval_step(task.augment(group, Generator())))
+                rows.append(group.indices)
             if progress is not None:
                 progress(int(batch.indices[-1]) + 1, count)
-    return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
+    outputs = join_outputs(parts)
+    if "size" in images.targets:  # groups of equal sizes are not in the order of the set
+        order = torch.cat(rows).cpu().argsort()
+        outputs = {name: values[order] for name, values in outputs.items()}
+    return {name: ranks.cat(values) for name, values in outputs.items()}
 
 
 def evaluate_task(
@@ -349,7 +371,12 @@ def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> ty
     # Of two that match, the one registered last is the more special one.
     for task in reversed(TASKS.registered()):
         model_tasks = vars(task).get("model_tasks") or (task.name,)
-        if spec.task in model_tasks and task.supports(images):
+        if default.supports(images):
+            # Of the targets of a set that the model's own task takes, no other one is chosen.
+            is_choice = spec.task in model_tasks and set(task.targets) <= set(default.targets)
+        else:
+            is_choice = spec.task in model_tasks or (bool(task.targets) and not declares(model))
+        if is_choice and task.supports(images):
             return task
     return default
 
@@ -363,10 +390,13 @@ def create_task(model: nn.Module, config: TrainConfig, images: Dataset | None = 
     return task_class(config.task.name, model, images)(model, config, images)
 
 
-def check_task(task: Task, images: Dataset) -> None:
-    """Let one image through: a model that cannot take it is refused before a training."""
+def check_task(task: Task, images: Dataset) -> Outputs:
+    """Let one image through: a model that cannot take it is refused before a training.
+
+    Returns its outputs.
+    """
     with evaluating(task):
-        task.eval_step(first_batch(task, images, 1))
+        return task.eval_step(first_batch(task, images, 1))
 
 
 def drawing_error(
@@ -380,18 +410,30 @@ def drawing_error(
         images: `[batch, channels, height, width]` that it should draw; compared at the size of the
             drawings.
         labels: of the capsules that draw; None for all of them.
+
+    Raises:
+        ArgumentError: the drawings have another size than the images, as those of a network behind
+            a stage that resizes.
     """
     if task.spec.draw_size is None:
-        return reconstruction_loss(task.model.reconstruct(capsules, labels), images)
-    images = shrink(images, task.spec.draw_size)
-    return reconstruction_loss(task.model.draw(capsules, labels), images)
+        drawings = task.model.reconstruct(capsules, labels)
+    else:
+        images = shrink(images, task.spec.draw_size)
+        drawings = task.model.draw(capsules, labels)
+    if drawings.shape != images.shape:
+        raise ArgumentError(
+            "reconstruction",
+            f"the decoder draws {list(drawings.shape)}, and the images are {list(images.shape)}; "
+            "bring the images to that size before, or train without it (reconstruction=0)",
+        )
+    return reconstruction_loss(drawings, images)
 
 
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
     indices = torch.arange(min(count, len(images)))
     batch = next(images.batches([indices], task.eval_targets(images)))
-    return task.augment(batch.to(device_of(task.model)), Generator())
+    return task.augment(batch.to(device_of(task.model)).by_size()[0], Generator())
 
 
 def evenly(indices: Tensor, count: int) -> Tensor:

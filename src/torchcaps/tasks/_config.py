@@ -65,11 +65,21 @@ def complete_config(
     """
     spec = spec_of(model) if declares(model) else task.default_spec
     loss = spec.loss if spec.loss in task.losses else next(iter(task.losses))
-    if not task.augments:
+    if not task.augments or "value" in task.targets:  # a shift may change what a value says
         config = without_default_changes(config)
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss
     if loss not in task.losses:
+        from torchcaps.tasks._base import TASKS
+
+        for other in TASKS.registered():
+            if loss in other.losses and isinstance(task.losses, Registry):
+                raise ArgumentError(
+                    "loss",
+                    f"unknown loss {loss!r} of the task {task.name}, which has "
+                    f"{', '.join(task.losses)}; it is one of {other.name}; register yours with "
+                    f"register_loss(task={task.name!r})",
+                )
         raise UnknownNameError("loss", loss, task.losses)
     if config.task.metrics:
         from torchcaps.tasks.metrics import METRICS

@@ -144,14 +144,12 @@ def _check_one_class(targets: Tensor, loss: str) -> None:
 class Classify(Task):
     """One class an image.
 
-    With a decoder and a margin loss, the error of the LABELED capsule's reconstruction is added,
-    whatever the most active one is (arXiv 1710.09829, section 4.1).
-    With `class_weights="auto"` the loss is the mean over images of `w_c * loss`, c the class of the
-    image, w by `class_weights.balanced_weights`. That of held-out images has no weights.
+    With a decoder and a margin loss, the error of the LABELED capsule's reconstruction is added
+    (arXiv 1710.09829, section 4.1). Only training images have weights; see `batch_weights`.
     """
 
     # Answers to the questions of the base class `Task`:
-    targets = ("label",)
+    targets: tuple[str, ...] = ("label",)
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
@@ -169,6 +167,8 @@ class Classify(Task):
 
             self.class_weights = balanced_weights(images.labels, images.num_classes)
             self.advice = ""
+        if "weight" in images.targets:
+            self.targets = (*self.targets, "weight")
         counts = class_counts(images.labels, images.num_classes)
         smallest = int(counts[counts > 0].min())
         largest = int(counts.max())
@@ -223,16 +223,19 @@ class Classify(Task):
         return labels
 
     def _compute_loss(
-        self, scores: Scores, targets: Tensor, fraction_trained: float, labels: Tensor | None = None
+        self,
+        scores: Scores,
+        targets: Tensor,
+        fraction_trained: float,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """The loss without the reconstruction, a mean over the batch; by labels weighted ones."""
+        """The loss without the reconstruction, a mean over the batch of `weights * loss`."""
         loss = self.losses[self.loss]
         settings = self.config.task
-        if labels is None or self.class_weights is None:
+        if weights is None:
             return loss(scores, targets, fraction_trained, settings)
-        from torchcaps.tasks.class_weights import image_losses, image_weights
+        from torchcaps.tasks.class_weights import image_losses
 
-        weights = image_weights(self.class_weights, labels)
         return (weights * image_losses(loss, scores, targets, fraction_trained, settings)).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
@@ -240,16 +243,16 @@ class Classify(Task):
         scores = self.scores(batch.inputs)
         labels = batch.targets[self.targets[0]]
         targets = self._targets(labels, scores.activation.shape[1])
-        loss = self._compute_loss(scores, targets, fraction_trained, labels)
+        loss = self._compute_loss(scores, targets, fraction_trained, batch_weights(self, batch))
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight:
             assert scores.capsules is not None
             error = self._reconstruction_error(scores.capsules, batch)
             _, channels, *img_size = batch.inputs.shape
             num_values = channels * math.prod(self.spec.draw_size or img_size)
-            weight = self.reconstruction_weight * PAPER_PIXELS / num_values
+            pixel_weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
-            losses["loss"] = loss + weight * error
+            losses["loss"] = loss + pixel_weight * error
         losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()
         losses["activation"] = scores.activation.detach()
         return losses
@@ -330,16 +333,32 @@ class Classify(Task):
     def predict(self, images: Tensor) -> Predictions:
         activation = self.scores(images).activation.float().cpu()
         # Further outputs, which a module of the user may have, are named by their numbers.
-        numbers = map(str, range(len(self.classes), activation.shape[1]))
-        names = (*self.classes, *numbers)
+        names = (*self.classes, *map(str, range(len(self.classes), activation.shape[1])))
         rows = []
         for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
             sorted_names = list(map(names.__getitem__, order.tolist()))
             ranked = dict(zip(sorted_names, values.tolist(), strict=True))
-            activity = float(values[0])
-            row = {"label": sorted_names[0], "activation": activity, "activations": ranked}
-            rows.append(row)
+            first = sorted_names[0]
+            rows.append({"label": first, "activation": float(values[0]), "activations": ranked})
         return rows
+
+
+def batch_weights(task: Classify, batch: Batch) -> Float[Tensor, " batch"] | None:
+    """Weights of images in the loss: those of their classes, times their own; None for no weights.
+
+    With `class_weights="auto"`, a class has that of `class_weights.balanced_weights`.
+
+    Args:
+        task: may have weights of classes.
+        batch: may have a target "weight", of each image.
+    """
+    weights = batch.targets.get("weight")
+    if task.class_weights is None:
+        return weights
+    from torchcaps.tasks.class_weights import image_weights
+
+    class_weights = image_weights(task.class_weights, batch.targets[task.targets[0]])
+    return class_weights if weights is None else class_weights * weights
 
 
 def is_correct(

@@ -45,7 +45,8 @@ def predict_masks(
 
     Args:
         task: a dense one.
-        images: `[channels, height, width]` each, uint8 in 0..255, of any size.
+        images: `[channels, height, width]` each, of any size: uint8, or floats in the range of the
+            model.
         names: of the files written for them.
         preprocess: how images are brought to the model's size and range.
         output: folder for `NAME_mask.png` and `NAME_overlay.png` of each image's own size; None
@@ -72,7 +73,8 @@ def predict_masks(
             row["mask"] = str(output / f"{name}_mask.png")
             row["overlay"] = str(output / f"{name}_overlay.png")
             write_mask(Path(row["mask"]), mask, len(classes))
-            overlay = overlaid(image.numpy(), mask, len(classes))
+            pixels = to_float(image).mul(255).round().clamp(0, 255).to(torch.uint8)
+            overlay = overlaid(pixels.numpy(), mask, len(classes))
             Image.fromarray(overlay).save(row["overlay"])
         rows.append(row)
     return rows
@@ -86,7 +88,7 @@ def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
 
     Args:
         task: a dense one.
-        image: `[channels, height, width]`, uint8 in 0..255.
+        image: `[channels, height, width]`, uint8, or floats in the range of the model.
         preprocess: of the model.
 
     Returns:
@@ -98,7 +100,7 @@ def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
 
     if preprocess.crop is None:
         # Whole: probabilities of the resized image are resized back.
-        batch = preprocess(image.movedim(0, -1).numpy()).unsqueeze(0)
+        batch = preprocess(image).unsqueeze(0)
         size = image.shape[1:]
         probabilities = F.interpolate(predict(batch), size, mode="bilinear", align_corners=False)
     else:

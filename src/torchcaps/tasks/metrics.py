@@ -4,7 +4,7 @@ A task gives outputs for each image, tensors by name (`Task.eval_step`), such as
 "labels". A metric is a function of some of them for all images of a data set.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from jaxtyping import Float, Shaped
@@ -14,6 +14,7 @@ from torchcaps.data.classes import class_counts, multi_hot
 from torchcaps.evaluation import label_hits
 from torchcaps.registry import Registry
 from torchcaps.transfer import widen
+from torchcaps.words import join_names
 
 T = TypeVar("T", bound=Callable[..., Any])  # a function that is registered
 
@@ -42,7 +43,7 @@ def register_metric(
     """Decorator: makes a function known as a metric.
 
     It is given the outputs of `Task.eval_step` that it needs, for all images and on the CPU, and
-    returns a number. A task that does not give them leaves the metric out.
+    returns a number. A task that does not give them leaves the metric out, and `fit` says so.
 
     Args:
         name: what the setting `metrics` calls it; by default the name of the function.
@@ -62,7 +63,7 @@ list_metrics = METRICS.names
 
 
 def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute metrics of all images; those whose outputs the task does not give are left out.
+    """Compute metrics of all images; those of `missing_outputs` are left out.
 
     Args:
         names: of metrics. Raises UnknownNameError for one that is not registered.
@@ -77,6 +78,22 @@ def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[s
         if outputs.keys() >= set(needs):
             figures[name] = float(function(*(outputs[key] for key in needs)))
     return figures
+
+
+def missing_outputs(names: Sequence[str], outputs: Iterable[str]) -> Iterator[str]:
+    """A sentence on each metric that a task cannot give.
+
+    Args:
+        names: of metrics.
+        outputs: names of what `Task.eval_step` gives.
+    """
+    for name in names:
+        missing = [need for need in METRICS[name].needs if need not in outputs]
+        if missing:
+            yield (
+                f"the metric {name} is left out: it needs {join_names(missing)}, and there are "
+                f"{join_names(list(outputs))}"
+            )
 
 
 @register_metric()

@@ -187,7 +187,10 @@ class Segment(Task):
             images.classes[1 + k] for k in is_missing.nonzero().flatten().tolist()
         ]
         if self.config.task.class_weights == "auto":
-            weights = (masks.numel() - class_sizes) / class_sizes.clamp(min=1)
+            num_pixels = masks.numel()
+            if "size" in images.targets:
+                num_pixels = int(images.targets["size"].prod(dim=1).sum())
+            weights = (num_pixels - class_sizes) / class_sizes.clamp(min=1)
             self.class_weights = torch.where(is_missing, 1.0, weights).float().view(-1, 1, 1)
 
     @classmethod

@@ -28,7 +28,7 @@ from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import EvaluationResult, TextTable
 from torchcaps.tasks._base import Outputs, Predictions, ReportItem, register_task
-from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
+from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, batch_weights, margin
 from torchcaps.transfer import device_of, widen
 from torchcaps.types import ModelSpec
 from torchcaps.words import in_words, join_names, percent
@@ -150,8 +150,9 @@ class Tree(Classify):
         labels = batch.targets["label"]
         paths = self.ancestors[labels]
         activations, predicted = self._predict_levels(batch.inputs)
+        image_weights = batch_weights(self, batch)
         losses = [
-            self._compute_loss(Scores(activation), classes, fraction_trained, labels)
+            self._compute_loss(Scores(activation), classes, fraction_trained, image_weights)
             for activation, classes in zip(activations, paths.T, strict=True)
         ]
         is_right = predicted == paths  # [batch, levels]

@@ -15,6 +15,7 @@ from torchcaps.distributed import current, main_first
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import complete_config, create_task, task_class, without_default_changes
+from torchcaps.training.calibration import preprocessing
 from torchcaps.training.callbacks import Callback, ProgressBar
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.device import memory_errors, resolve_device
@@ -160,7 +161,7 @@ def _build_model(config: TrainConfig, images: Dataset, device: torch.device) -> 
         config.model.name,
         config.model.all_options,
         images.classes,
-        images.preprocess(images.img_size, images.in_chans, config.data.crop),
+        preprocessing(images, config.data.crop),
         config.task.name,
     )
     generator = torch.Generator().manual_seed(config.training.seed)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from torchcaps.types import (
 )
 
 Builder = Callable[..., nn.Module]
+HUB = "hf:"  # before the name of a repository
 SEPARATOR = ":"  # between a module and what it defines, as in entry points
 
 
@@ -114,6 +116,9 @@ def build_model(
                     "in_chans": preprocess.in_chans,
                     "img_size": preprocess.model_size,
                 }
+                if "img_size" in options:
+                    options = dict(options)
+                    sizes["img_size"] = size_pair(options.pop("img_size"))
                 if model_info(name).named:
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
@@ -128,6 +133,8 @@ def build_model(
         classes=classes,
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
+        targets=description.get("targets", {}),
+        calibration=description.get("calibration"),
     )
     if builder is not None:
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
@@ -269,7 +276,10 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         preprocess = preprocess or Preprocess(size_pair(options["img_size"]), options["in_chans"])
         # Classes beyond those of the data that a model was fitted to are named by their numbers.
         classes += tuple(map(str, range(len(classes), options.get("num_classes", 0))))
-        sizes = ("num_classes", "in_chans", "img_size", "classes")
+        sizes = ["num_classes", "in_chans", "classes"]
+        # Of a network of any size it is not that of the images.
+        if size_pair(options["img_size"]) == preprocess.model_size:
+            sizes.append("img_size")
         options = {key: option for key, option in options.items() if key not in sizes}
     else:
         raise ArgumentError(
@@ -285,8 +295,12 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         ) from error
     task = spec_of(model).task if metadata.task == "auto" else metadata.task
     description = describe_model(name, options, classes, preprocess, task)
+    if metadata.targets:
+        description["targets"] = metadata.targets
     if metadata.builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
+    if metadata.calibration:
+        description["calibration"] = dict(metadata.calibration)
     return description
 
 
@@ -304,7 +318,8 @@ def load(
 
     Args:
         checkpoint_or_run_folder: a `.safetensors` file, or a folder that `save` has written; of a
-            run folder, the best model by validation is taken.
+            run folder, the best model by validation is taken. "hf:OWNER/NAME", or
+            "hf:OWNER/NAME@REVISION", is fetched by huggingface_hub.
         num_classes: of the model, by default that of the file. With another one, the layers that
             depend on it start anew, and the classes are named by their numbers. A builder of your
             own needs an option of this name.
@@ -324,7 +339,7 @@ def load(
         >>> model = tc.load("runs/capsnet-digits")
         >>> new_model = tc.load("runs/capsnet-digits", num_classes=4)
     """
-    path = model_file(Path(checkpoint_or_run_folder))
+    path = model_file(local_path(checkpoint_or_run_folder))
     shapes, description = read_header(path)
     if "model" not in description:
         raise RunError(
@@ -338,6 +353,31 @@ def load(
     if num_classes is not None:
         model = _with_classes(model, num_classes, description)
     return model.to(device).eval()
+
+
+def local_path(path: str | PathLike[str]) -> Path:
+    """A path as it is; of "hf:OWNER/NAME@REVISION" that of the folder which huggingface_hub keeps.
+
+    Raises RunError where it cannot be fetched.
+    """
+    text = Path(path).as_posix()
+    if not text.startswith(HUB):
+        return Path(path)
+    repository, _, revision = text.removeprefix(HUB).partition("@")
+    # Its errors, and those of the network, are of many types.
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            repository, revision=revision or None, allow_patterns=["*.json", "*.safetensors"]
+        )
+    except ImportError:
+        raise RunError(
+            f"{text}: needs huggingface_hub; install with: pip install 'torchcaps[hub]'"
+        ) from None
+    except Exception as error:
+        raise RunError(f"{text}: cannot be fetched ({one_line(str(error))})") from error
+    return Path(folder)
 
 
 def model_file(path: Path) -> Path:
@@ -415,7 +455,7 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     if num_classes == current_number:
         return model
 
-    changes = {"classes": list(range(num_classes)), "options": options}
+    changes = {"classes": list(range(num_classes)), "options": options, "calibration": None}
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized

@@ -24,8 +24,10 @@ from torchcaps.data import Dataset, Preprocess, refuse_augmentations
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.data.files import identities
 from torchcaps.data.load import default_cache_dir
+from torchcaps.data.targets import read_targets
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
+from torchcaps.nn.head import as_map, check_features
 from torchcaps.settings import TrainConfig
 from torchcaps.training.files import checksum, make_folder
 from torchcaps.transfer import device_of, evaluating
@@ -143,6 +145,23 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     if table.shape != shape or table.dtype != dtype:
         raise TrainingError(f"{path}: expected features {list(shape)}; delete this file")
     return table
+
+
+def feature_set(features: Tensor, labels: Any, in_features: int | None = None) -> Dataset:
+    """Features of one's own and their labels as a set.
+
+    Args:
+        features: maps, sequences or vectors; see `nn.CapsuleHead`.
+        labels: as `fit` takes them.
+        in_features: of each position, where their number is known.
+
+    Raises:
+        ArgumentError: features or labels of another shape.
+    """
+    check_features(features, in_features)
+    targets = read_targets(labels)
+    maps = as_map(features).movedim(-1, 1)
+    return Dataset(maps, targets.tensors, targets.classes, "features", preprocess=FeaturePreprocess)
 
 
 def can_store(model: nn.Module, images: Dataset) -> bool:

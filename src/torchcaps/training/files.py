@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ def make_folder(folder: Path) -> None:
 def atomic(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends well, else is removed.
 
+    The block makes a file, or a flat folder, which replaces none that has files.
     The file that is replaced goes to `previous`, if one is named: at every moment one of the two
     is there and whole. Raises TrainingError when the file cannot be written.
     """
@@ -52,8 +54,9 @@ def atomic(path: Path, previous: Path | None = None) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_counter)}.partial")
     try:
         yield partial
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
+        for member in files_of(partial):
+            with open(member, "rb+") as file:
+                os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
         move(partial, path)
@@ -63,8 +66,14 @@ def atomic(path: Path, previous: Path | None = None) -> Iterator[Path]:
             f"{path}: cannot be written ({reason}); what was there before is unchanged"
         ) from error
     finally:
+        rmtree(partial, ignore_errors=True)
         with suppress(OSError):  # moved already, or never made
             partial.unlink()
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files in a folder; or the file itself, where it is none."""
+    return list(path.iterdir()) if path.is_dir() else [path]
 
 
 def move(source: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 from torchcaps import training
 from torchcaps.data import Dataset, few_labels, match_classes
 from torchcaps.data.augment import ordered_augmentations
+from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
+from torchcaps.training.calibration import calibration_of, preprocessing
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -31,11 +34,12 @@ from torchcaps.training.device import (
     resolve_precision,
     training_threads,
 )
-from torchcaps.training.inputs import Data, as_set, is_loader
+from torchcaps.training.inputs import Data, as_set, expected_target, is_loader
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
+    check_module,
     declares,
     find_network,
     model_metadata,
@@ -86,9 +90,11 @@ def fit(
             `[n, height, width]` of uint8 or floats; or a list of pictures or of their paths, which
             are brought to the model's size. A model that was trained on floats outside [0, 1] takes
             arrays only.
-        labels: where `data` is images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`
-            of images of several classes; the class of each pixel `[n, height, width]`; or a
-            mapping of targets by name, such as {"mask": masks}.
+        labels: where `data` is images alone: `[n]` whole numbers or names; of images of several
+            classes 0 and 1 `[n, classes]` or lists of classes; the class of each pixel
+            `[n, height, width]`; real numbers `[n]` or `[n, values]`; or a mapping of targets by
+            name, such as {"mask": masks}. `torchcaps.data.targets` lists all forms. Where the
+            setting `task` is open, the task follows from them.
         transform: changes each batch of training images `[batch, channels, height, width]`, floats
             on the model's device, after the augmentations of the settings; returns as many of the
             same size. What it draws from torch's global generator depends on the step and the seed
@@ -116,6 +122,7 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
+    check_module(model)
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
@@ -132,9 +139,12 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
+        known = model_metadata(network)
+        facts = task.target_facts(images)
+        if facts != known.targets:
+            set_model_metadata(network, replace(known, targets=facts))
         if transform is not None:
             _add_transform(task, transform)
-        check_task(task, val_images)
         sentences = list(_model_notes(model, task, val_images, verbose))
         if config.model.init is not None:
             weights = training.initial.InitialWeights(network, config.model.init, images.classes)
@@ -153,13 +163,15 @@ def fit(
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
+    img_size = network.img_size if "size" in images.targets else images.img_size
     # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
+        preprocess=replace(preprocessing(images, config.data.crop), img_size=img_size),
         task=task.name,
         spec=task.spec,
+        calibration=trainer.calibration or calibration_of(task, val_images),
     )
     set_model_metadata(model, metadata)
     return Fitted(model.eval(), trainer.history)
@@ -169,9 +181,7 @@ def _fit_data(
     model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
 ) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
-    val_images = None
-    if validation is not None:
-        val_images = cropped(_read_set(validation, None, model, config), config.data.crop)
+    target = expected_target(model, config.task.name)
     if is_loader(data):
         if labels is not None:
             raise ArgumentError(
@@ -180,14 +190,18 @@ def _fit_data(
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
-        images, val_images, notes = loader_data(data, val_images, config, model)
-        return config, images, val_images, notes
-    images = _read_set(data, labels, model, config)
+        read = partial(_read_set, validation, None, model, config)
+        read_validation = None if validation is None else read
+        images, val_images, notes = loader_data(data, read_validation, config, model)
+        return config, images, cropped(val_images, config.data.crop), notes
+    images = _read_set(data, labels, model, config, target)
     notes = list(images.notes)
-    if val_images is None:
+    if validation is None:
         images, val_images = split(images, config)
     else:
-        val_images = match_classes(val_images, images.classes)
+        target = next(iter(images.targets), None)
+        val_images = _read_set(validation, None, model, config, target, images.classes)
+        val_images = cropped(match_classes(val_images, images.classes), config.data.crop)
         per_class = config.data.per_class
         if per_class is not None and len(images) > per_class * images.num_classes:
             rows = few_labels(images.labels, per_class, config.training.seed)
@@ -195,9 +209,18 @@ def _fit_data(
     return config, images, val_images, notes
 
 
-def _read_set(data: Any, labels: Any, model: nn.Module, config: TrainConfig) -> Dataset:
+def _read_set(
+    data: Any,
+    labels: Any,
+    model: nn.Module,
+    config: TrainConfig,
+    target: str | None,
+    classes: tuple[str, ...] = (),
+) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
-    images = as_set(data, labels, model)
+    images = as_set(data, labels, model, target=target, classes=classes)
+    if "size" in images.targets and current().world_size > 1:
+        raise ArgumentError("data", "expected images of one size for several processes")
     return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
@@ -217,9 +240,15 @@ def _memory_format(model: nn.Module) -> Iterator[None]:
 def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -> Iterator[str]:
     """Sentences on the part of the model that is trained, and on what its outputs are taken for.
 
-    Outputs for the first images that look like lengths of capsules, of a model that declares
-    nothing, are warned of, by `warnings` where nothing else is shown.
+    The task is checked first, and metrics that it cannot give are named. Outputs for the first
+    images that look like lengths of capsules, of a model that declares nothing, are warned of, by
+    `warnings` where nothing else is shown.
     """
+    outputs_by_name = check_task(task, images)
+    if task.config.task.metrics:
+        from torchcaps.tasks.metrics import missing_outputs
+
+        yield from missing_outputs(task.config.task.metrics, outputs_by_name)
     if task.model is unwrap(model) is not model:
         yield f"the network within {type(model).__name__} is trained without it"
     if declares(model):
@@ -257,7 +286,7 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
 def training_summary(
     task: Task, config: TrainConfig, data: str, num_images: tuple[int, int]
 ) -> str:
-    """`training capsnet on digits: 5,400 images, 600 held out; 3 epochs of batch 32, adam, ...`.
+    """`training capsnet on digits: 5,400 images, 600 held out; task classify by the targets: ...`.
 
     Args:
         task: around the model.
@@ -275,8 +304,11 @@ def training_summary(
         for name in augmentation.switches:
             if amount := getattr(config.augmentation, name):
                 amounts.append(name if amount is True else f"{name} {amount:g}")
+    follows = config.origins.get("task") == "model" and task.targets
+    reason = f" by the targets: {task.data}" if follows else ""
     return (
         f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out; "
+        f"task {task.name}{reason}; "
         f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}; "
         f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}; "
         f"{resolve_precision(config.training.precision, device)} on {device}{threads}; "

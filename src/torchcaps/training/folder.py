@@ -148,6 +148,7 @@ class RunFolder(Callback):
             paths.append(epoch_model_path(self.run, row["epoch"]))
         for path in paths if self.is_main else []:
             save_tensors(path, dict(trainer.model.state_dict()), self.description)
+        self._write_notes(trainer)
         self._write(row)
         self._save(trainer)
 
@@ -158,6 +159,7 @@ class RunFolder(Callback):
             self.stack.__exit__(type(error), error, error.__traceback__)
             return
         with self.stack:
+            self._write_notes(trainer)
             if trainer.is_stopped:
                 if step != self.saved_step:  # within an epoch
                     self._save(trainer)
@@ -165,7 +167,7 @@ class RunFolder(Callback):
                     f"stopped after step {step} of {trainer.total_steps}; the state is saved"
                 )
             elif self.is_main:
-                write_calibration(self.run, trainer.task, trainer.val_images)
+                trainer.calibration = write_calibration(self.run, trainer.task, trainer.val_images)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
@@ -224,7 +226,7 @@ class RunFolder(Callback):
 
     def _write_notes(self, trainer: Trainer) -> None:
         """Add the notes that the metrics do not have yet."""
-        written = self.run.notes
+        written = self.run.notes if trainer.notes and self.is_main else []
         for row in trainer.notes:
             if row["text"] not in written:
                 self._write(row)

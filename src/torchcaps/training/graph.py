@@ -159,6 +159,8 @@ def find_obstacle(trainer: Trainer) -> str:
         return f"the device is {updater.device}"
     if trainer.reads_each_step:
         return "a callback or another process takes the losses of each step"
+    if "size" in trainer.batches.images.targets:
+        return "images have several sizes"
     if trainer.config.optimizer.accumulate > 1:
         return "gradients of several batches are summed"
     for group in updater.optimizer.param_groups:

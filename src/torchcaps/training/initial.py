@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
-from torchcaps.models._pretrained import take_weights
+from torchcaps.models._pretrained import fitting_weights, take_weights
 from torchcaps.training.checkpoint import SEPARATOR, build_model, model_file
 from torchcaps.training.files import load_tensors, save_tensors
+from torchcaps.types import WrappedNetwork, find_network, unwrap
 from torchcaps.words import join_names
 
 MAX_NAMES = 3  # of new tensors, in a sentence
@@ -22,7 +23,8 @@ class InitialWeights:
     """Weights of another model, from which a training takes those that fit.
 
     Args:
-        model: takes the weights that fit; its others stay as they are.
+        model: takes the weights that fit; its others stay as they are. Of a network within other
+            modules they may be those of the network, or of the whole.
         source: a run or a folder that `save` has written, a model file, or the name of a model
             whose weights come with the package.
         classes: names of the classes of the training. Where those of the source are others, the
@@ -51,12 +53,17 @@ class InitialWeights:
             self.tensors = load_tensors(copy)[0]
         else:
             self.tensors = _read_weights(source, classes)
-        state = model.state_dict()
-        loaded = take_weights(model, self.tensors)
+        network = find_network(model)
+        module = network.outer if isinstance(network, WrappedNetwork) else unwrap(network)
+        state = module.state_dict()
+        weights = self.tensors
+        if isinstance(network, WrappedNetwork) and not fitting_weights(state, weights):
+            weights = _renamed(weights, network)
+        loaded = take_weights(module, weights)
         if not loaded:
             raise ArgumentError(
                 "init",
-                f"expected weights of {type(model).__name__}, got {self.source}, of which no name "
+                f"expected weights of {type(module).__name__}, got {self.source}, of which no name "
                 "and shape fits",
             )
         new = [name for name in state if name not in loaded]
@@ -85,6 +92,13 @@ def _read_weights(source: str, classes: tuple[str, ...]) -> dict[str, Tensor]:
         for name in _class_weights(description):
             del tensors[name]
     return tensors
+
+
+def _renamed(tensors: dict[str, Tensor], wrapped: WrappedNetwork) -> dict[str, Tensor]:
+    """Weights of a network, by their names in the modules around it."""
+    network = unwrap(wrapped.entry)
+    [path] = [path for path, module in wrapped.outer.named_modules() if module is network]
+    return {f"{path}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _class_weights(description: dict[str, Any]) -> list[str]:

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 
 from torchcaps.data import Batch, Dataset, load_dataset
-from torchcaps.data.dataset import numbered
-from torchcaps.data.images import check_size, decode_image, natural_key
+from torchcaps.data.images import check_size, decode_image
 from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
-from torchcaps.data.preprocess import ArrayPreprocess, Preprocess
+from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
+from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
 from torchcaps.errors import ArgumentError
-from torchcaps.types import declares
+from torchcaps.tasks import task_class
+from torchcaps.types import declares, spec_of
 
 NAME = "images in memory"
 BATCH_SIZE = 64  # samples that are read together where they are not trained with
 IMAGE_KEYS = ("image", "images", "inputs", "pixel_values")
-# Names in a mapping, and the target that each of them is.
-TARGET_KEYS = {
-    "label": "label",
-    "labels": "label",
-    "target": "label",
-    "mask": "mask",
-    "masks": "mask",
-    "value": "value",
-}
-# What a target without a name is, by its number of axes.
-TARGET_OF_AXES = {1: "label", 2: "labels", 3: "mask"}
 PICTURES = (Image.Image, str, Path)
 Array = ArrayLike | Tensor
 Pictures = Sequence[Image.Image | str | Path]
@@ -54,12 +44,32 @@ def model_size(model: Any, name: str) -> Any:
     return getattr(model, name, None) if declares(model) else None
 
 
+def expected_target(model: Any, task: str = "auto") -> str | None:
+    """The target that decides how labels are read which may be of two forms; None if any may be.
+
+    Args:
+        model: any.
+        task: of the run; "auto" leaves it to the targets, but of a model whose classes have a
+            sigmoid each.
+    """
+    if task == "auto":
+        return "labels" if spec_of(model).multilabel else None
+    return next(iter(task_class(task, model).targets), None)
+
+
 def is_loader(data: Any) -> bool:
     """Whether data is a data set or a loader of the caller."""
     return isinstance(data, TorchDataset | DataLoader) and not isinstance(data, Dataset)
 
 
-def as_set(data: Data, labels: Any = None, model: Any = None) -> Dataset:
+def as_set(
+    data: Data,
+    labels: Any = None,
+    model: Any = None,
+    *,
+    target: str | None = None,
+    classes: tuple[str, ...] = (),
+) -> Dataset:
     """Images and what is known of them as a set in memory.
 
     Args:
@@ -67,10 +77,10 @@ def as_set(data: Data, labels: Any = None, model: Any = None) -> Dataset:
             the caller, which is read. Images are an array or a tensor
             `[n, channels, height, width]`, `[n, height, width, channels]` or `[n, height, width]`,
             uint8, uint16 or floats; or a list of pictures and paths of pictures.
-        labels: of images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`; the class
-            of each pixel `[n, height, width]`; or a mapping of these and others by name, such as
-            {"mask": masks}.
+        labels: of images alone, as `torchcaps.data.targets` lists them.
         model: that the images are for. Pictures and paths are brought to its size and channels.
+        target: that the task takes, if known.
+        classes: their names, where they are known.
 
     Returns:
         The set; its inputs are "arrays" where floats leave [0, 1], as after a normalization.
@@ -88,7 +98,7 @@ def as_set(data: Data, labels: Any = None, model: Any = None) -> Dataset:
                 data, "train", img_size=img_size, in_chans=model_size(model, "in_chans")
             )
         if is_loader(data):
-            return read_loader(data)
+            return read_loader(data, classes, target)
     images: Any = data
     if labels is None and isinstance(data, tuple) and len(data) == 2:
         images, labels = data
@@ -98,9 +108,50 @@ def as_set(data: Data, labels: Any = None, model: Any = None) -> Dataset:
             "expected a Dataset, a path, (images, labels), a DataLoader, or images with labels "
             f"beside them, got {type(data).__name__}",
         )
+    sizes = image_sizes(images)
+    if sizes is not None:
+        images = _padded(images)
+        if isinstance(labels, Mapping):
+            labels = {name: _padded(rows) for name, rows in labels.items()}
+        labels = _padded(labels)
     pixels = image_tensor(images, model)
-    classes, targets = target_tensors(labels, num_classes=model_size(model, "num_classes"))
-    return make_set(pixels, targets, classes)
+    num_classes = model_size(model, "num_classes")
+    read = read_targets(labels, classes, num_classes=num_classes, target=target)
+    images = make_set(pixels, read.tensors, read.classes)
+    if sizes is None:
+        return images
+    targets = {**images.targets, "size": sizes}
+    return replace(images, targets=targets, preprocess=OwnSizePreprocess)
+
+
+def image_sizes(images: Any) -> Tensor | None:
+    """Height and width of each array of a list, `[n, 2]`; None where all have one shape."""
+    if not isinstance(images, list | tuple) or len(set(map(np.shape, _arrays(images)))) < 2:
+        return None
+    sizes = []
+    for image in images:
+        shape = tuple(image.shape)
+        is_last = len(shape) == 3 and shape[2] <= MAX_CHANNELS < shape[0]
+        sizes.append(shape[:2] if is_last or len(shape) == 2 else shape[1:])
+    return torch.tensor(sizes)
+
+
+def _arrays(images: Any) -> list[Any]:
+    return [image for image in images if isinstance(image, np.ndarray | Tensor)]
+
+
+def _padded(rows: Any) -> Any:
+    """Arrays of several shapes as one, with zeros at the end of each axis; others as they are."""
+    if image_sizes(rows) is None:
+        return rows
+    arrays = [np.asarray(row) for row in rows]
+    if len({array.ndim for array in arrays}) > 1:
+        raise ArgumentError("data", "expected images with the same number of axes")
+    shapes = [array.shape for array in arrays]
+    padded = np.zeros((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
+    for index, array in enumerate(arrays):
+        padded[index][tuple(map(slice, array.shape))] = array
+    return padded
 
 
 def make_set(
@@ -117,57 +168,6 @@ def make_set(
         if low < 0 or high > highest:
             preprocess = ArrayPreprocess
     return Dataset(pixels, targets, classes, name, preprocess=preprocess)
-
-
-def target_tensors(
-    labels: Targets, classes: tuple[str, ...] = (), num_classes: int | None = None
-) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-    """Targets by name, as a set has them.
-
-    Args:
-        labels: as in `as_set`.
-        classes: their names, where they are known.
-        num_classes: of the model, if known.
-
-    Returns:
-        Names of the classes, and the targets: "label" beside a "mask" is the class with most
-        pixels.
-
-    Raises:
-        ArgumentError: labels of other axes, or that are no classes.
-    """
-    targets: dict[str, Tensor] = {}
-    largest = (num_classes or 0) - 1
-    for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
-        name = TARGET_KEYS.get(key, key)
-        array = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
-        if name == "label":
-            if array.ndim not in TARGET_OF_AXES:
-                raise ArgumentError(
-                    "labels",
-                    "expected classes [n], 0 and 1 [n, classes], or masks [n, height, width], "
-                    f"got {list(array.shape)}",
-                )
-            name = TARGET_OF_AXES[array.ndim]
-        if name == "labels" and not np.isin(array, (0, 1)).all():
-            raise ArgumentError(
-                "labels", f"expected 0 and 1 [n, classes], got {array.min()} to {array.max()}"
-            )
-        if name == "label":
-            if not classes:
-                classes = class_names(array, num_classes)
-            targets[name] = known_indices(array, classes)
-            continue
-        if name in ("mask", "labels"):
-            array = array.astype(np.uint8)
-            largest = max(largest, array.shape[1] - 1 if name == "labels" else int(array.max()))
-        targets[name] = torch.as_tensor(array)
-    classes = classes or numbered("labels", largest)
-    if "mask" in targets and "label" not in targets:
-        from torchcaps.data.masks import main_classes
-
-        targets["label"] = main_classes(targets["mask"], len(classes))
-    return classes, targets
 
 
 def image_tensor(images: Any, model: Any = None) -> Tensor:
@@ -195,13 +195,20 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
         ) from None
     if pixels.dim() == 3:
         pixels = pixels.unsqueeze(1)
-    elif pixels.dim() == 4 and pixels.shape[3] <= MAX_CHANNELS < pixels.shape[1]:
+    elif pixels.dim() == 4 and _is_channels_last(pixels.shape, model_size(model, "in_chans")):
         pixels = pixels.movedim(3, 1)
     if pixels.is_floating_point():
         return pixels.float().contiguous()
     if pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255:
         pixels = pixels.to(torch.uint8)
     return pixels.contiguous()
+
+
+def _is_channels_last(shape: Sequence[int], in_chans: int | None) -> bool:
+    """Whether the last axis is that of channels: the model's, or else few of them."""
+    if in_chans in shape[1::2]:
+        return shape[1] != in_chans
+    return shape[3] <= MAX_CHANNELS < shape[1]
 
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:
@@ -218,69 +225,24 @@ def _decode(pictures: Pictures, model: Any) -> Tensor:
     return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded])
 
 
-def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str, ...]:
-    """The names of the classes of labels, in natural order.
-
-    Numbers from 0 are indices. Numbers that begin later, as 1 to 3, are names, unless all of them
-    are indices of the model's classes.
-
-    Args:
-        labels: `[n]` whole numbers, or names.
-        num_classes: of the model, if known.
-
-    Raises:
-        ArgumentError: other labels, or names that are not as many as the model's classes.
-    """
-    are_names = all(isinstance(label, str) for label in labels.ravel())
-    are_numbers = labels.dtype.kind in "biuf" and bool((labels == np.rint(labels)).all())
-    if labels.size == 0 or not (are_names or are_numbers) or (are_numbers and labels.min() < 0):
-        raise ArgumentError(
-            "labels", f"expected whole numbers from 0, or names, got {list(labels[:3])}"
-        )
-    if are_numbers:
-        largest = int(labels.max())
-        if labels.min() == 0 or (num_classes is not None and largest < num_classes):
-            return numbered("labels", max(largest, (num_classes or 0) - 1))
-        labels = labels.astype(np.int64)
-    names = sorted(map(str, np.unique(labels.astype(str)).tolist()), key=natural_key)
-    if num_classes is not None and len(names) != num_classes:
-        raise ArgumentError(
-            "labels",
-            f"expected {num_classes} classes, as the model has, got {len(names)}; "
-            f"build it with num_classes={len(names)}",
-        )
-    return tuple(names)
-
-
-def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
-    """Labels `[n]`, whole numbers or names, as indices into classes that are known already.
-
-    Raises ArgumentError for a label that is none of them.
-    """
-    index = dict(zip(classes, range(len(classes)), strict=True))
-    if labels.dtype.kind in "bf" and (labels == np.rint(labels)).all():
-        labels = labels.astype(np.int64)
-    try:
-        return torch.tensor([index[str(label)] for label in labels.tolist()])
-    except KeyError as error:
-        names = ", ".join(classes)
-        raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None
-
-
-def to_batch(sample: Any, classes: tuple[str, ...]) -> Batch:
+def to_batch(
+    sample: Any, classes: tuple[str, ...], forms: Mapping[str, Form] | None = None
+) -> Batch:
     """A batch of a caller's loader.
 
     Args:
         sample: (images, labels), more may follow; or a mapping or named tuple of images and
             targets by name, such as "image" and "label".
         classes: names of the classes.
+        forms: of the targets, those of all samples; None chooses them by the batch.
 
     Raises:
         ArgumentError: another batch.
     """
     images, labels = split_sample(sample)
     inputs = to_float(image_tensor(images))
-    return Batch(inputs, target_tensors(labels, classes)[1], torch.arange(len(inputs)))
+    targets = read_targets(labels, classes, forms=forms).tensors
+    return Batch(inputs, targets, torch.arange(len(inputs)))
 
 
 def split_sample(sample: Any) -> tuple[Any, Any]:
@@ -299,25 +261,32 @@ def split_sample(sample: Any) -> tuple[Any, Any]:
     )
 
 
-def read_loader(data: Any, classes: tuple[str, ...] = ()) -> Dataset:
+def read_loader(
+    data: Any,
+    classes: tuple[str, ...] = (),
+    target: str | None = None,
+    forms: Mapping[str, Form] | None = None,
+) -> Dataset:
     """All samples of a data set or a loader, in memory.
 
     Args:
         data: a map-style `Dataset`, or a `DataLoader` of one.
         classes: names of the classes; by default those of its labels.
+        target: that the task takes, if known.
+        forms: of the targets, if known.
     """
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
     images, labels = zip(*map(split_sample, loader), strict=True)
-    classes, targets = target_tensors(join_targets(labels), classes)
+    read = read_targets(join_targets(labels), classes, target=target, forms=forms)
     pixels = torch.cat([image_tensor(batch) for batch in images])
-    return make_set(pixels, targets, classes, type(loader.dataset).__name__)
+    return make_set(pixels, read.tensors, read.classes, type(loader.dataset).__name__)
 
 
 def join_targets(batches: Sequence[Any]) -> Any:
     """The targets of several batches as those of one."""
     if isinstance(batches[0], Mapping):
         return {name: join_targets([batch[name] for batch in batches]) for name in batches[0]}
-    return np.concatenate([np.asarray(batch) for batch in batches])
+    return [row for batch in batches for row in to_array(batch)]
 
 
 def dataset_targets(dataset: Any) -> Any:
@@ -329,5 +298,8 @@ def dataset_targets(dataset: Any) -> Any:
     for name in ("targets", "labels"):
         column = getattr(dataset, name, None)
         if not isinstance(column, Mapping | None) and len(column) == len(dataset):
-            return np.asarray(column)[indices]
-    return default_collate([split_sample(dataset[index])[1] for index in indices])
+            return to_array(column)[indices]
+    samples = [split_sample(dataset[index])[1] for index in indices]
+    if isinstance(samples[0], Mapping):
+        return {name: [sample[name] for sample in samples] for name in samples[0]}
+    return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, Self
@@ -22,7 +22,8 @@ from torch.utils.data import (
 
 from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
 from torchcaps.data.classes import first_labels, stratified_split
-from torchcaps.data.dataset import select_rows
+from torchcaps.data.dataset import select_rows, set_labels
+from torchcaps.data.targets import Form, read_targets
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import Task
@@ -30,11 +31,11 @@ from torchcaps.training.inputs import (
     BATCH_SIZE,
     PICTURES,
     dataset_targets,
+    expected_target,
     image_tensor,
     model_size,
     read_loader,
     split_sample,
-    target_tensors,
     to_batch,
 )
 from torchcaps.training.sampling import (
@@ -69,11 +70,13 @@ class Samples:
         dataset: of the caller.
         rows: `[n]` indices into it.
         image_shape: (channels, height, width).
+        forms: of the targets.
     """
 
     dataset: Any
     rows: Int64[Tensor, " n"]
     image_shape: torch.Size
+    forms: Mapping[str, Form]
     dtype: ClassVar[torch.dtype] = torch.float32
     device: ClassVar[torch.device] = torch.device("cpu")
 
@@ -95,7 +98,7 @@ class Samples:
 
 
 def loader_data(
-    data: Any, validation: Dataset | None, config: TrainConfig, model: Any
+    data: Any, validation: Callable[..., Dataset] | None, config: TrainConfig, model: Any
 ) -> tuple[Dataset, Dataset, list[str]]:
     """Prepare a data set or a loader of the caller.
 
@@ -104,7 +107,8 @@ def loader_data(
 
     Args:
         data: a map-style `Dataset`, or a `DataLoader` of one, whose order and workers are kept.
-        validation: to choose the epoch by; its classes are matched by name.
+        validation: reads the images to choose the epoch by, for the name of a target and those of
+            its classes; None holds a part out.
         config: has the seed and the part to hold out.
         model: whose number of classes counts, if it declares one.
 
@@ -123,12 +127,15 @@ def loader_data(
             "expected a map-style Dataset with a length, or a DataLoader of one, got an iterable; "
             "a folder of tar shards is read by its path",
         )
-    num_classes = model_size(model, "num_classes")
-    classes, targets = target_tensors(dataset_targets(dataset), num_classes=num_classes)
+    classes, targets, forms = read_targets(
+        dataset_targets(dataset),
+        num_classes=model_size(model, "num_classes"),
+        target=expected_target(model, config.task.name),
+    )
     rows = torch.arange(len(dataset))
     notes = []
     if validation is None:
-        labels = next((targets[key] for key in ("label", "labels") if key in targets), 0 * rows)
+        labels = set_labels(targets, len(rows), len(classes))
         train_rows, val_rows = stratified_split(
             first_labels(labels), holdout_amount(config), config.training.seed
         )
@@ -139,16 +146,18 @@ def loader_data(
                 "the epoch is chosen by samples that are trained on, because the loader's sampler "
                 "is its own; give validation=... to choose it by others"
             )
-        validation = read_loader(_part_loader(data, val_rows, batch_size=BATCH_SIZE), classes)
-    validation = match_classes(validation, classes)
+        part = _part_loader(data, val_rows, batch_size=BATCH_SIZE)
+        val_images = read_loader(part, classes, forms=forms)
+    else:
+        val_images = match_classes(validation(next(iter(targets)), classes), classes)
     images = DiskDataset(
-        Samples(dataset, rows, validation.inputs.shape[1:]),  # type: ignore[arg-type]
+        Samples(dataset, rows, val_images.inputs.shape[1:], forms),  # type: ignore[arg-type]
         select_rows(targets, rows),
         classes,
         type(dataset).__name__,
-        preprocess=validation.preprocess,
+        preprocess=val_images.preprocess,
     )
-    return images, validation, notes
+    return images, val_images, notes
 
 
 def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
@@ -161,7 +170,7 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
         return config
     for name in DECIDED:
         setting = config.flat()[name]
-        if setting != known_settings()[name].default:
+        if setting not in (known_settings()[name].default, getattr(data, name, None)):
             raise ArgumentError(
                 name, f"expected none beside a DataLoader, which decides it, got {setting}"
             )
@@ -201,6 +210,7 @@ class LoaderBatches(DatasetBatches):
     def __init__(self, data: Any, images: Dataset, task: Task, config: TrainConfig) -> None:
         super().__init__(images, task, config)
         self.data = data
+        self.samples: Any = images.inputs
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch."""
@@ -212,14 +222,15 @@ class LoaderBatches(DatasetBatches):
         step = 0
         while group := list(islice(samples, self.config.optimizer.accumulate)):
             if step >= start:
-                batches = [to_batch(sample, self.images.classes) for sample in group]
+                forms = self.samples.forms
+                batches = [to_batch(sample, self.images.classes, forms) for sample in group]
                 yield join_batches(batches, self.task.targets)
             step += 1
 
     def _loader(self, epoch: int) -> DataLoader[Any]:
         """The loader of an epoch, counted from 0."""
         data = self.data
-        samples: Any = self.images.inputs
+        samples = self.samples
         config = self.config
         if not isinstance(data, DataLoader):
             order = samples.rows[epoch_permutation(config, epoch, self.images.labels)]

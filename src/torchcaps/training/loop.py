@@ -105,9 +105,9 @@ class Trainer:
         losses: of this rank in the newest step, as `Task.training_step` returned them.
         loss_names: names of those without axes.
         graph: takes steps without the host, where it can.
-        history: the rows of the epochs of this process.
-        notes: rows of events that belong to the metrics, such as a second start.
+        history, notes: rows of the epochs of this process, and of events such as a second start.
         messages: sentences for whoever watches.
+        calibration: of the best model on the held-out images, where a callback has made it.
         checkpoint: file of the newest state, where there is one.
         is_stopped: whether the training was asked to stop; see `stop`.
         is_finished: whether it ends before its last epoch, by a rule of its own.
@@ -148,6 +148,7 @@ class Trainer:
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
+        self.calibration: dict[str, Any] | None = None
         self.checkpoint: Path | None = None
         self.is_stopped = False
         self.is_finished = False

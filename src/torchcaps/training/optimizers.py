@@ -16,6 +16,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.registry import Registry
 from torchcaps.settings import CHOICES, OptimizerSettings
+from torchcaps.types import WrappedNetwork
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 # (parameters by name, peak learning rate, settings) -> optimizer
@@ -194,10 +195,12 @@ def scale_rates(
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by name that get a gradient. Those of a task have their names in its model."""
+    model = getattr(module, "model", module)
+    outer = "outer." if isinstance(model, WrappedNetwork) else ""
     parameters = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            parameters[name.removeprefix("model.")] = parameter
+            parameters[name.removeprefix("model.").removeprefix(outer)] = parameter
     return parameters
 
 

@@ -59,7 +59,8 @@ class Recipe:
         published: the figure of the paper, in words, with its source.
         config: the run, at full length.
         rows: what is compared, the first one being the run itself unless it says otherwise.
-        budgets: "small", "hour" and "full", or some of them; "full" changes nothing.
+        budgets: "small", "hour" and "full", or some of them; "full" changes nothing. A recipe that
+            states none is run as it is by "small" and "full".
         measures: what is measured beside the evaluation that every run ends with.
         figures: which figures the table shows.
     """
@@ -163,7 +164,8 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         return RECIPES[name]
     path = Path(name) if name.endswith(".toml") else _recipe_files().get(name)
     if path is None:
-        raise UnknownNameError("recipe", name, list_recipes(), note=plugins.failure_note())
+        names = list_recipes()
+        raise UnknownNameError("recipe", name, names, plugins.unknown_note(name, names))
     with _refusing(path):
         return _parse_recipe(path.stem, tomllib.loads(read_text(path)))
 
@@ -190,7 +192,7 @@ def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
     if name in list_recipes() or name.endswith(".toml"):
         return load_recipe(name).config
     names = [*list_models(), *list_recipes()]
-    raise UnknownNameError("recipe or model", name, names, note=plugins.failure_note())
+    raise UnknownNameError("recipe or model", name, names, plugins.unknown_note(name, names))
 
 
 def default_folder(
@@ -258,7 +260,7 @@ def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
         content["published"],
         config,
         tuple(rows),
-        budgets or {"full": RunBudget("not measured", {})},
+        budgets or dict.fromkeys(("small", "full"), RunBudget("not measured", {})),
         tuple(content.get("measures", ())),
         tuple(content.get("figures", ("error",))),
     )

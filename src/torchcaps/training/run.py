@@ -205,8 +205,11 @@ class Run:
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether a folder holds a run."""
-    return (Path(path) / CONFIG_FILE).exists()
+    """Whether a folder holds a run, and not an exported model, whose config.json is another."""
+    file = Path(path) / CONFIG_FILE
+    with suppress(OSError, ValueError, RecursionError):
+        return "checked" not in read_json(file)
+    return file.exists()
 
 
 def is_complete(run: Run) -> bool:

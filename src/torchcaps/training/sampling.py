@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import Batch, Dataset, DiskDataset, few_labels, load_dataset, stratified_folds
 from torchcaps.data.classes import first_labels
+from torchcaps.data.dataset import select_targets
 from torchcaps.data.files import default_workers
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
@@ -104,7 +105,7 @@ class DatasetBatches:
 
     def _targets(self) -> dict[str, Tensor]:
         """The targets of the set that the task needs."""
-        return {name: self.images.targets[name] for name in self.task.targets}
+        return select_targets(self.images, self.task.targets)
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""
@@ -310,4 +311,6 @@ def holdout_amount(config: TrainConfig) -> float:
 
 def cropped(images: Dataset, crop: int | None) -> Dataset:
     """The middle `crop` x `crop` pixels of every image; the set itself where `crop` is None."""
+    if crop is not None and "size" in images.targets:
+        raise ArgumentError("crop", f"expected None for images of several sizes, got {crop}")
     return images if crop is None else images.cropped(crop)

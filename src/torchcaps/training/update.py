@@ -205,12 +205,15 @@ class Updater:
             module.eval()
         batch_size = len(batch.indices)
         with tape.get() or nullcontext():
-            shard = self.task.augment(batch, self.generator)
+            shards = [self.task.augment(group, self.generator) for group in batch.by_size()]
+        shard = shards[0]
         if self.ranks.world_size > 1:
             # All ranks take part in a step: one without samples gets one that does not count.
             shard = take_rows(shard, self.ranks.padded_shard(batch_size))
         num_samples = self.ranks.shard_size(batch_size)
         parts = self._split(shard, num_samples, batch_size)
+        if "size" in batch.targets:
+            parts = [(group, len(group.indices)) for group in shards]
 
         self.optimizer.zero_grad(set_to_none=True)
         part_losses = []

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import beta
 
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation import HeldOutCalibration, calibrate, reliability
+from torchcaps.evaluation import HeldOutCalibration, calibrate, doubt, reliability
 
 LOGITS = torch.randn(4000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -94,3 +94,45 @@ def test_json_holds_everything():
     ):
         with pytest.raises(ArgumentError, match=f"^{name}: "):
             HeldOutCalibration.from_dict(document | {name: figure})
+
+
+@pytest.mark.parametrize("has_errors", [False, True])
+def test_limits_leave_out_a_share_of_the_images_together(has_errors):
+    activations = LOGITS.softmax(dim=1)
+    errors = torch.rand(4000, generator=torch.Generator().manual_seed(2)) if has_errors else None
+    limits = calibrate(activations, sample_labels(LOGITS), errors).limits
+    first, second = activations.topk(2).values.unbind(dim=1)
+    for kind, share in (("unchanged", 0.01), ("changed", 0.07)):
+        out = 0
+        for index in range(4000):
+            figures = {"length": float(first[index]), "margin": float(first[index] - second[index])}
+            if has_errors:
+                figures["error"] = float(errors[index])
+            out += doubt(figures, limits[kind]) != ""
+        assert share - 0.001 <= out / 4000 <= share
+    assert calibrate(activations[:99], sample_labels(LOGITS[:99])).limits == {}
+
+
+LIMITS = {"length": 0.5, "margin": 0.25, "error": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("length", "margin", "error", "reason"),
+    [
+        (0.5, 0.25, 6.0, ""),
+        (0.49, 0.25, 6.0, "its length, 0.49, is below 0.5"),
+        (0.5, 0.2, 6.0, "its margin, 0.2, is below 0.25"),
+        (0.5, 0.25, 6.5, "the error of its reconstruction, 6.5, is above 6"),
+    ],
+)
+def test_a_doubt_names_the_figure_and_its_limit(length, margin, error, reason):
+    figures = {"length": length, "margin": margin, "error": error}
+    assert doubt(figures, LIMITS) == reason
+    assert doubt(figures, {}) == ""
+
+
+@pytest.mark.parametrize("limits", [5, {"changed": 1}, {"changed": {"length": "x"}}])
+def test_limits_that_are_none_are_refused(limits):
+    figures = calibrate(LOGITS.softmax(dim=1), sample_labels(LOGITS)).to_dict()
+    with pytest.raises(ArgumentError, match="limits|length"):
+        HeldOutCalibration.from_dict(figures | {"limits": limits})

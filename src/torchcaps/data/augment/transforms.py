@@ -133,8 +133,8 @@ def register_augmentation(
         ...     noise: float = setting(0.0, "standard deviation of the noise", low=0)
         >>> @register_augmentation("noise", NoiseSettings, moves=())
         ... def add_noise(images, settings, generator):
-        ...     noise = torch.randn(images.shape, generator=generator, device=generator.device)
-        ...     return images + settings.noise * noise.to(images)
+        ...     noise = torch.randn(images.shape, generator=generator)
+        ...     return images + settings.noise * to_device(noise, images)
     """
 
     def register(function: Change) -> Change:

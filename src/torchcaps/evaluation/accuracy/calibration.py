@@ -22,7 +22,7 @@ constant. For lengths with T = 1 it is the normalized reading.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -37,6 +37,10 @@ from torchcaps.transfer import widen
 BINS = 15
 REJECTED = 0.05  # share of known images below the threshold
 CONFIDENCE = 0.95  # of the interval of that share
+# Shares of the held-out images that look like no class: of pictures that have the form of the
+# training images, and of those that were brought into it, which are less often known ones.
+SHARES = {"unchanged": 0.01, "changed": 0.07}
+MIN_SAMPLES = 100  # held-out images that limits need
 ROUNDING = 1e-9
 LOG_TEMPERATURES = (math.log(0.01), math.log(100))
 
@@ -159,6 +163,8 @@ class HeldOutCalibration(EvaluationResult):
             classes, in [0, 1].
         rejected_high: see `rejected_low`.
         num_samples: number of held-out images.
+        limits: of pictures that are "unchanged" or "changed", the limits of the figures that
+            `doubt` takes, by name; empty for fewer than 100 held-out images.
     """
 
     temperature: float
@@ -169,6 +175,7 @@ class HeldOutCalibration(EvaluationResult):
     rejected_low: float
     rejected_high: float
     num_samples: int
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def probabilities(self, activations: Activations) -> Float[Tensor, "n classes"]:
         """The calibrated probability of each class.
@@ -196,7 +203,13 @@ class HeldOutCalibration(EvaluationResult):
             ArgumentError: a figure is missing, or is no number in its range.
         """
         numbers: dict[str, Any] = {field.name: figures.get(field.name) for field in fields(cls)}
-        for name, figure in numbers.items():
+        limits = numbers["limits"] = numbers["limits"] or {}
+        flat = {name: figure for name, figure in numbers.items() if name != "limits"}
+        if not isinstance(limits, dict) or not set(map(type, limits.values())) <= {dict}:
+            raise ArgumentError("limits", f"expected limits by name, got {limits!r}")
+        for part in limits.values():
+            flat |= part
+        for name, figure in flat.items():
             if type(figure) not in (int, float) or not math.isfinite(figure):
                 raise ArgumentError(name, f"expected a number, got {figure!r}")
         if numbers["temperature"] <= 0:
@@ -204,16 +217,39 @@ class HeldOutCalibration(EvaluationResult):
         return cls(**numbers)
 
 
-def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
+def doubt(figures: Mapping[str, float], limits: Mapping[str, float]) -> str:
+    """Why a picture looks like none of the training images.
+
+    Args:
+        figures: of the picture: "length", the largest activation; "margin", by how much it is above
+            the second one; "error", the distance from its reconstruction.
+        limits: the least length and margin, and the largest error, of those figures that count.
+
+    Returns:
+        A sentence; empty where it may be one of them.
+    """
+    for name, limit in limits.items():
+        figure = figures[name]
+        if figure > limit and name == "error":
+            return f"the error of its reconstruction, {figure:.3g}, is above {limit:.3g}"
+        if figure < limit and name != "error":
+            return f"its {name}, {figure:.3g}, is below {limit:.3g}"
+    return ""
+
+
+def calibrate(
+    activations: Activations, labels: Labels, errors: Float[Tensor, " n"] | None = None
+) -> HeldOutCalibration:
     """Fit the temperature and the threshold on images that were not trained with.
 
     Args:
         activations: `[n, classes]` in [0, 1], n at least 1, at least two classes.
         labels: `[n]` true classes.
+        errors: `[n]` distances from reconstructions; None for a model that draws none.
 
     Returns:
-        The temperature of the least negative log likelihood, in [0.01, 100]; the threshold; and
-        their errors.
+        The temperature of the least negative log likelihood, in [0.01, 100]; the threshold;
+        their errors; and the limits.
 
     Raises:
         ArgumentError: for shapes or labels that do not fit, or activations outside [0, 1].
@@ -245,7 +281,63 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
         rejected_low=float(low),
         rejected_high=float(high),
         num_samples=num_samples,
+        limits=_limits(activations, errors) if num_samples >= MIN_SAMPLES else {},
     )
+
+
+def conformal_sets(
+    probabilities: Activations,
+    val_probabilities: Activations,
+    val_labels: Labels,
+    level: float = 0.9,
+) -> Bool[Tensor, "n classes"]:
+    """Sets of classes that hold the true class of a new image with a stated probability.
+
+    Split conformal prediction: a class belongs to the set if its probability is at least the k-th
+    smallest of the true classes of m held-out images, with k = floor((m + 1) (1 - level)). The
+    level holds over all images, not for each class. Source: Sadinle, Lei, Wasserman, "Least
+    ambiguous set-valued classifiers with bounded error levels", JASA 2019, arXiv 1609.00451.
+
+    Args:
+        probabilities: of the new images, `[n, classes]`.
+        val_probabilities: of images that were not trained with, `[m, classes]`, m at least 1.
+        val_labels: their true classes, `[m]`.
+        level: least share of the sets that hold the true class, in (0, 1).
+
+    Returns:
+        `[n, classes]`, whether each class belongs to the set. Where k is 0 every class does.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or a level out of range.
+    """
+    check_scores(val_probabilities, val_labels)
+    check_shape(
+        "probabilities", probabilities, ("n", "classes"), classes=val_probabilities.shape[1]
+    )
+    check_range("level", level, low=0, high=1)
+    true_class = val_probabilities.gather(1, val_labels.unsqueeze(1)).flatten().sort().values
+    rank = math.floor((len(val_labels) + 1) * (1 - level) + ROUNDING)
+    if rank == 0:
+        return torch.ones_like(probabilities, dtype=torch.bool)
+    return probabilities >= true_class[rank - 1]
+
+
+def _limits(
+    activations: Activations, errors: Float[Tensor, " n"] | None
+) -> dict[str, dict[str, float]]:
+    """Limits by name, which together leave at most these shares of the images out."""
+    first, second = activations.cpu().topk(2).values.double().unbind(dim=1)
+    figures = {"length": first, "margin": first - second}
+    if errors is not None:
+        figures["error"] = -errors.cpu().double()
+    columns = torch.stack(list(figures.values())).sort(dim=1)
+    # Of each image the lowest of its ranks, in order.
+    ranks = columns.indices.argsort(dim=1).amin(dim=0).sort().values
+    limits = {}
+    for kind, share in SHARES.items():
+        column = columns.values[:, ranks[int(share * len(first))]]
+        limits[kind] = dict(zip(figures, column.abs().tolist(), strict=True))
+    return limits
 
 
 def scaled_probabilities(

@@ -1,0 +1,309 @@
+"""What a person knows of each image, as the targets of a set.
+
+A form says how it is written. It is chosen once for all images, because a part of them may look
+like another form, and kept for their batches:
+
+    form      written as                                        target
+    classes   whole numbers or names [n] or [n, 1]              "label"
+    one_hot   0 and 1 [n, classes], a single 1 in each row      "label"
+    hot       0 and 1 [n, classes]                              "labels"
+    lists     lists of the numbers or names of classes          "labels"
+    masks     class of each pixel [n, height, width], or an     "mask"
+              axis more, of length 1 or with a 1 for the class
+    values    real numbers [n] or [n, values]                   "value"
+
+What may be of two forms is refused, unless the target that the task takes decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from torchcaps.data.dataset import numbered
+from torchcaps.data.images import natural_key
+from torchcaps.data.masks import MAX_MASK_VALUE
+from torchcaps.errors import ArgumentError
+
+# Names in a mapping, and the target that each of them is.
+TARGET_KEYS = {
+    "label": "label",
+    "labels": "label",
+    "target": "label",
+    "mask": "mask",
+    "masks": "mask",
+    "value": "value",
+}
+TARGET_OF_FORM = {
+    "classes": "label",
+    "one_hot": "label",
+    "hot": "labels",
+    "lists": "labels",
+    "masks": "mask",
+    "values": "value",
+}
+SEQUENCES = (list, tuple, set, np.ndarray)
+
+
+class Form(NamedTuple):
+    """How a target is written.
+
+    Attributes:
+        kind: a name of `TARGET_OF_FORM`.
+        axis: of masks, the one that is no axis of space; None where there is none.
+    """
+
+    kind: str
+    axis: int | None = None
+
+
+class Targets(NamedTuple):
+    """Targets of a set.
+
+    Attributes:
+        classes: their names; of values alone, those of the columns.
+        tensors: targets by name, with a row an image.
+        forms: of the targets, by the names under which they were given.
+    """
+
+    classes: tuple[str, ...]
+    tensors: dict[str, Tensor]
+    forms: dict[str, Form]
+
+
+def read_targets(
+    labels: Any,
+    classes: tuple[str, ...] = (),
+    *,
+    num_classes: int | None = None,
+    target: str | None = None,
+    forms: Mapping[str, Form] | None = None,
+) -> Targets:
+    """Targets by name, as a set has them.
+
+    Args:
+        labels: in one of the forms, or a mapping of several by name, such as {"mask": masks};
+            arrays, tensors or lists.
+        classes: their names, where they are known.
+        num_classes: of the model, if known.
+        target: that the task takes, where it is known: "label", "labels", "mask" or "value".
+        forms: of targets of the same origin; None chooses them.
+
+    Returns:
+        Names of the classes, the targets, and their forms.
+
+    Raises:
+        ArgumentError: other forms, two forms that are possible, or what is no class.
+    """
+    tensors: dict[str, Tensor] = {}
+    form_of = dict(forms or {})
+    for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
+        name = TARGET_KEYS.get(key, key)
+        array = to_array(rows)
+        if name not in TARGET_KEYS:
+            tensors[name] = torch.as_tensor(array)
+            continue
+        if key not in form_of:
+            form_of[key] = _choose_form(array, target if name == "label" else name)
+        form = form_of[key]
+        encoded, classes = _encode(array, form, classes, num_classes)
+        tensors[TARGET_OF_FORM[form.kind]] = encoded
+    if not classes and "value" in tensors:
+        classes = tuple(f"value {index}" for index in range(tensors["value"].shape[1]))
+    return Targets(classes, tensors, form_of)
+
+
+def to_array(rows: Any) -> np.ndarray:
+    """Rows as an array; rows of several lengths as an array `[n]` of them."""
+    if isinstance(rows, Tensor):
+        return rows.detach().cpu().numpy()
+    if isinstance(rows, list | tuple) and rows and isinstance(rows[0], Tensor):
+        rows = list(map(to_array, rows))
+    try:
+        # Python numbers in an array of objects, such as a column of pandas, become an array again.
+        return np.asarray(rows.tolist() if str(getattr(rows, "dtype", "")) == "object" else rows)
+    except ValueError:
+        return np.fromiter(rows, dtype=object)
+
+
+def _is_whole(array: np.ndarray) -> bool:
+    """Whether all are whole numbers."""
+    kind = array.dtype.kind
+    return kind in "biu" or (kind == "f" and bool((array == np.rint(array)).all()))
+
+
+def _choose_form(array: np.ndarray, target: str | None) -> Form:
+    """The form of all rows; `target` is what the task takes, if known."""
+    shape = list(array.shape)
+    is_number = array.dtype.kind in "biuf"
+    if array.ndim not in (1, 2):
+        return Form("masks", _class_axis(array))
+    if is_number and (target == "value" or not _is_whole(array)):
+        return Form("values")
+    if array.size == len(array):
+        is_list = array.dtype.kind == "O" and all(isinstance(row, SEQUENCES) for row in array.flat)
+        return Form("lists" if is_list else "classes")
+    if np.isin(array, (0, 1)).all():
+        is_single = bool((array.sum(axis=1) == 1).all())
+        if is_single and shape[1] == 2 and array.dtype.kind in "iu" and target != "label":
+            raise ArgumentError(
+                "labels",
+                "two columns of 0 and 1 can be read in two ways: give booleans where each column "
+                "says whether an image is of this class; where they are the numbers of classes, "
+                "give 0 and 1 for each place and number, as "
+                "numpy.eye(2, dtype=bool)[labels].reshape(-1, 4)",
+            )
+        return Form("one_hot" if is_single and target != "labels" else "hot")
+    if not is_number or target == "labels":
+        return Form("lists")
+    if array.dtype.kind == "f":
+        return Form("values")
+    places, count = shape[1], int(array.max()) + 1
+    raise ArgumentError(
+        "labels",
+        f"whole numbers {shape} can be read in several ways: give 0 and 1 [n, classes] for the "
+        "classes that an image shows; floats for values to predict; and for a string in its order "
+        f"0 and 1 for each place and number, as numpy.eye({count}, dtype=bool)[labels].reshape(-1, "
+        f"{places * count})",
+    )
+
+
+def _class_axis(masks: np.ndarray) -> int | None:
+    """The axis of masks that is none of space: of length 1, or with a 1 for the class."""
+    if masks.ndim == 3:
+        return None
+    axes = []
+    if masks.ndim == 4:
+        axes = [axis for axis in (1, 3) if masks.shape[axis] == 1]
+        if not axes and len(np.unique(masks)) == 2:
+            axes = [axis for axis in (1, 3) if ((masks > 0).sum(axis=axis) == 1).all()]
+    if len(axes) == 1:
+        return axes[0]
+    raise ArgumentError(
+        "labels",
+        "expected classes [n], 0 and 1 [n, classes], values [n, values], or masks "
+        "[n, height, width], where an axis before or behind them may have length 1, or a single 1 "
+        f"for the class of each pixel, got {list(masks.shape)}, where "
+        f"{'both' if axes else 'none'} of them do",
+    )
+
+
+def _encode(
+    array: np.ndarray, form: Form, classes: tuple[str, ...], num_classes: int | None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """A target, and the names of its classes, which are `classes` where these are known."""
+    if form.kind == "values":
+        return torch.as_tensor(array).float().reshape(len(array), -1), classes
+    if form.kind == "classes":
+        array = array.reshape(-1)
+        classes = classes or class_names(array, num_classes)
+        return known_indices(array, classes), classes
+    if form.kind == "lists":
+        lists = [to_array(list(row)) for row in array]
+        classes = classes or class_names(np.concatenate(lists), num_classes)
+        hot = torch.zeros(len(lists), len(classes), dtype=torch.uint8)
+        for index, row in enumerate(lists):
+            if len(np.unique(row)) < len(row):
+                raise ArgumentError(
+                    "labels", f"expected each class of an image once, got {row.tolist()}"
+                )
+            hot[index, known_indices(row, classes)] = 1
+        return hot, classes
+    expected = len(classes) or num_classes
+    if form.kind == "masks":
+        array = _mask_indices(array, form.axis, expected or 0)
+        count = max(2, int(array.max()) + 1)
+    else:
+        count = array.shape[1]
+        if not np.isin(array, (0, 1)).all():
+            raise ArgumentError("labels", f"expected 0 and 1, got {array.max():g}")
+    if expected and (count > expected or (count < expected and form.kind != "masks")):
+        raise _count_error(expected, count)
+    rows = torch.from_numpy(array.astype(np.uint8))
+    classes = classes or numbered("labels", (expected or count) - 1)
+    return (rows.argmax(dim=1) if form.kind == "one_hot" else rows), classes
+
+
+def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.ndarray:
+    """The class of each pixel, `[n, height, width]`."""
+    if axis is not None and masks.shape[axis] > 1:
+        return masks.argmax(axis=axis)
+    if axis is not None:
+        masks = masks.squeeze(axis)
+    largest = max(MAX_MASK_VALUE, num_classes - 1)
+    if largest < 255 and np.isin(masks, (0, 255)).all():
+        return masks > 0
+    if not _is_whole(masks) or masks.min() < 0 or masks.max() > largest:
+        raise ArgumentError(
+            "labels",
+            f"expected masks of whole numbers, classes 0 to {largest} or 0 and 255 alone, "
+            f"got {np.unique(masks)[[0, -1]].tolist()}",
+        )
+    return masks
+
+
+def _count_error(expected: int, got: int) -> ArgumentError:
+    return ArgumentError(
+        "labels",
+        f"expected {expected} classes, as the model has, got {got}; "
+        f"build it with num_classes={got}",
+    )
+
+
+def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str, ...]:
+    """The names of the classes of labels, in natural order.
+
+    Numbers from 0 are indices. Numbers that begin later, as 1 to 3, are names, unless all of them
+    are indices of the model's classes.
+
+    Args:
+        labels: `[n]` whole numbers, or names.
+        num_classes: of the model, if known.
+
+    Raises:
+        ArgumentError: other labels, or names that are not as many as the model's classes.
+    """
+    are_names = all(isinstance(label, str) for label in labels.ravel())
+    are_numbers = _is_whole(labels)
+    if labels.size == 0 or not (are_names or are_numbers) or (are_numbers and labels.min() < 0):
+        raise ArgumentError(
+            "labels", f"expected whole numbers from 0, or names, got {labels[:3].tolist()}"
+        )
+    if are_numbers:
+        count = int(labels.max()) + 1
+        expected = num_classes or count
+        if labels.min() == 0 or count <= (num_classes or 0):
+            if count > expected:
+                raise _count_error(expected, count)
+            return numbered("labels", expected - 1)
+        labels = labels.astype(np.int64)
+    names = sorted(map(str, np.unique(labels.astype(str)).tolist()), key=natural_key)
+    if num_classes is not None and len(names) != num_classes:
+        raise _count_error(num_classes, len(names))
+    return tuple(names)
+
+
+def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
+    """Labels `[n]` as indices into classes that are known already.
+
+    Labels are names of classes; whole numbers are indices where no class is called by a number.
+
+    Raises ArgumentError for a label that is none of them.
+    """
+    index = dict(zip(classes, range(len(classes)), strict=True))
+    if _is_whole(labels):
+        labels = labels.astype(np.int64)
+    try:
+        return torch.tensor([index[str(label)] for label in labels.tolist()], dtype=torch.int64)
+    except KeyError as error:
+        is_unnumbered = not any(name.isdecimal() for name in classes)
+        is_inside = labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < len(classes)
+        if is_unnumbered and is_inside:
+            return torch.as_tensor(labels.astype(np.int64))
+        names = ", ".join(classes)
+        raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None

@@ -1,0 +1,198 @@
+"""A folder in the layout of the Hugging Face Hub, and its upload: weights, config.json, model card.
+
+`torchcaps.load` reads the folder, and "hf:OWNER/NAME" once it was uploaded.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from torchcaps.errors import ArgumentError, ExportError, one_line
+from torchcaps.exporting.formats import Answer, Subject, register_export_format
+from torchcaps.reporting.prediction import load_model
+from torchcaps.training import Run, load, save
+from torchcaps.training.files import (
+    CALIBRATION_FILE,
+    CONFIG_FILE,
+    FORMAT,
+    MODEL_FILE,
+    load_tensors,
+    save_tensors,
+    write_json,
+)
+from torchcaps.training.run import is_run
+from torchcaps.types import spec_of
+from torchcaps.words import duration, format_metric, numbers
+
+CARD_FILE = "README.md"
+REPOSITORY = "OWNER/NAME"  # in a card, until its folder is uploaded
+# Names of the Hub.
+PIPELINES = {False: "image-classification", True: "image-segmentation"}
+CARD = """\
+---
+{front}
+---
+
+# {model}
+
+A capsule network of [torchcaps](https://pypi.org/project/torchcaps/) {version}.
+
+```python
+import torchcaps as tc
+
+predictions = tc.predict("hf:{repository}", "photo.png")
+```
+
+`tc.load("hf:{repository}")` is the network itself. Its outputs are activations of classes
+({activation}). The file `config.json` has the names of the classes, and how pictures are prepared.
+
+## Figures
+
+{figures}
+
+## Training
+
+{facts}
+"""
+
+
+def read_hub(path: Path) -> Answer:
+    """Open a folder.
+
+    Args:
+        path: of the folder.
+
+    Returns:
+        The function that it answers with.
+    """
+    model = load(path)
+
+    def answer(images: NDArray) -> NDArray:
+        with torch.inference_mode():
+            return model(torch.from_numpy(images)).numpy()
+
+    return answer
+
+
+@register_export_format("hub", "", read_hub, reads=("half",), file="hub")
+def write_hub(subject: Subject, path: Path) -> None:
+    """Write a folder; its config.json is the metadata.
+
+    Args:
+        subject: what to write.
+        path: of the folder.
+
+    Raises:
+        ArgumentError: huggingface_hub is missing, or a model that `torchcaps.save` does not take.
+    """
+    _check_package("format")
+    network = load_model(subject.origin)
+    save(network, path)
+    if subject.metadata["weights"] == "float16":
+        tensors, description = load_tensors(path / MODEL_FILE)
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.float32:
+                tensors[name] = tensor.half()
+        save_tensors(path / MODEL_FILE, tensors, description)
+    if calibration := subject.metadata["calibration"]:
+        write_json(path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
+    write_json(path / CONFIG_FILE, subject.metadata)
+    (path / CARD_FILE).write_text(_make_card(subject, network), encoding="utf-8")
+
+
+def push(folder: str | Path, repository: str, *, private: bool = False) -> str:
+    """Upload a folder that was exported as "hub", through huggingface_hub and its log-in.
+
+    Args:
+        folder: of the model; its card gets the name of the repository.
+        repository: "OWNER/NAME", which is made where it is missing.
+        private: whether one that is made is for its owner alone.
+
+    Returns:
+        Address of the repository.
+
+    Raises:
+        ArgumentError: huggingface_hub is missing, or the folder is none of this format.
+        ExportError: the upload failed.
+
+    Example:
+        >>> exported = tc.export("runs/capsnet-digits", "digits", format="hub")
+        >>> push(exported.path, "me/digits")
+    """
+    _check_package("repository")
+    from huggingface_hub import HfApi
+
+    card = Path(folder) / CARD_FILE
+    if not card.exists():
+        raise ArgumentError("folder", f"expected one with a {CARD_FILE}, got {folder}")
+    text = card.read_text(encoding="utf-8").replace(REPOSITORY, repository)
+    card.write_text(text, encoding="utf-8")
+    api = HfApi()
+    # Its errors, and those of the network, are of many types.
+    try:
+        address = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder)
+    except Exception as error:
+        raise ExportError(f"{repository}: cannot be uploaded ({one_line(str(error))})") from error
+    return str(address)
+
+
+def _check_package(argument: str) -> None:
+    """ArgumentError unless huggingface_hub is there."""
+    if find_spec("huggingface_hub") is None:
+        raise ArgumentError(
+            argument, "the Hub needs huggingface_hub; install with: pip install 'torchcaps[hub]'"
+        )
+
+
+def _make_card(subject: Subject, network: nn.Module) -> str:
+    """The model card, with the figures of the run."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    metadata = subject.metadata
+    parameters = sum(weight.numel() for weight in network.parameters())
+    facts = {"parameters": f"{parameters:,}", "weights": metadata["weights"]}
+    figures = {}
+    results = []
+    pipeline = PIPELINES[spec_of(network).is_dense]
+    origin = subject.origin
+    if not isinstance(origin, nn.Module) and is_run(Path(origin)):
+        run = Run.open(Path(origin))
+        training = run.config.training
+        data = Path(run.config.data.name).stem  # where it lies is for nobody else
+        facts |= {
+            "trained on": data,
+            "epochs": f"{run.best_epoch} of {training.epochs}",
+            "seed": f"{training.seed}, one training",
+            "time": duration(run.seconds or 0),
+            "machine": str(run.environment.get("gpu") or run.environment.get("processor")),
+        }
+        if evaluation := run.figures:
+            figures["test images"] = f"{evaluation['num_samples']:,}"
+            for name, figure in numbers(evaluation).items():
+                figures[name] = format_metric(name, figure)
+                results.append(EvalResult(pipeline, data, data, name, figure))
+    front = ModelCardData(
+        eval_results=results or None,
+        library_name="torchcaps",
+        model_name=metadata["model"],
+        pipeline_tag=pipeline,
+        tags=["capsule-network"],
+    )
+    return CARD.format(
+        front=front.to_yaml(),
+        facts=_list_rows(facts),
+        figures=_list_rows(figures) or "The run has no evaluation.",
+        repository=REPOSITORY,
+        **metadata,
+    )
+
+
+def _list_rows(rows: dict[str, str]) -> str:
+    """Names and cells as a list in Markdown."""
+    return "\n".join(f"- {name}: {cell}" for name, cell in rows.items())
