@@ -117,6 +117,15 @@ def test_a_drawn_seven_is_a_seven(opened, address):
     assert name.text == "7"
 
 
+@pytest.mark.slow
+def test_what_is_no_digit_is_unknown(opened, address):
+    page = opened(address)
+    page.open()
+    page.click("clear")
+    page.draw([(0.2, 0.2), (0.8, 0.3), (0.2, 0.4), (0.8, 0.5), (0.2, 0.6), (0.8, 0.7), (0.3, 0.9)])
+    page.wait(lambda: page.text("verdict").startswith("unknown"))
+
+
 def touch(page, kind, *points):
     touches = {"type": kind, "touchPoints": list(points)}
     page.browser.execute_cdp_cmd("Input.dispatchTouchEvent", touches)

@@ -123,11 +123,11 @@ function judge(head, look, error, isWhole) {
   const { length, margin, error: largest } = limits || {};
   const between = `${head.classes[first]} or ${head.classes[second]}`;
   if (Math.max(...page.image) < 0.1) return { kind: "empty", why: "Nothing is drawn yet." };
-  if (length !== undefined && lengths[first] < length) {
-    return { kind: "unknown", why: `No class is present: the longest capsule has ${two(lengths[first])}.` };
-  }
   if (margin !== undefined && lengths[first] - lengths[second] < margin) {
     return { kind: "unknown", why: `${between}: two capsules are nearly as long.` };
+  }
+  if (length !== undefined && lengths[first] < length) {
+    return { kind: "unknown", why: `The longest capsule, ${head.classes[first]}, has only ${two(lengths[first])}.` };
   }
   if (largest !== undefined && error !== null && page.pinned === null && error > largest) {
     return { kind: "unknown", why: "What the capsule draws does not resemble the image." };
