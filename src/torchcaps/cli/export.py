@@ -43,7 +43,8 @@ def export(
 
     if output is None:
         format = format or "onnx"
-        output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
+        suffix = EXPORT_FORMATS[format].suffix
+        output = tc.reporting.evaluation_folder(run) / (f"model{suffix}" if suffix else format)
     if opset is not None and format == "torch":
         raise UsageError("--opset: the format torch has none")
     if push is not None and format != "hub":

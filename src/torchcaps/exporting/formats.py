@@ -71,13 +71,21 @@ class ExportFormat:
         suffix: of its files, such as ".onnx"; "" for a folder.
         write: writes a file.
         read: opens a file and returns the function that it answers with.
-        file: where it is written by default, within the folder of a run.
     """
 
     suffix: str
     write: Callable[[Subject, Path], None]
     read: Callable[[Path], Answer]
-    file: str
+
+
+def answer_of(model: Callable[[Tensor], Tensor]) -> Answer:
+    """What a module of torch answers with, as a function of arrays."""
+
+    def answer(images: NDArray[Any]) -> NDArray[Any]:
+        with torch.inference_mode():
+            return model(torch.from_numpy(images)).numpy()
+
+    return answer
 
 
 EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
@@ -89,7 +97,6 @@ def register_export_format(
     read: Callable[[Path], Answer],
     *,
     reads: Iterable[str] = ("half", "int8"),
-    file: str = "",
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
@@ -101,8 +108,6 @@ def register_export_format(
             it.
         reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
             weights so.
-        file: where it is written by default, within the folder of a run; "model" and the suffix
-            unless given.
         replace: allow a name that is taken.
 
     Returns:
@@ -113,8 +118,7 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}")
-        EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
+        EXPORT_FORMATS.add(name, ExportFormat(suffix, write, read), reads=reads, replace=replace)
         return write
 
     return decorate
