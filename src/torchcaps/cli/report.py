@@ -15,6 +15,8 @@ from torchcaps.cli.console import (
     note,
     note_without_plots,
     print_json,
+    print_table,
+    print_wrapped,
     show,
     sigterm_as_exit,
     usage,
@@ -198,9 +200,10 @@ def diagnose(
     images: int = 256,
     seed: int = 0,
     device: Device = "auto",
+    verbose: bool = False,
     json: Json = False,
 ) -> int:
-    """Measure what the routing of a trained capsule network does, with a verdict for each measure.
+    """Say what the routing of a trained capsule network does: a verdict, and a table of checks.
 
     Example: torchcaps diagnose runs/capsnet-digits --baseline runs/cnn-digits
 
@@ -208,6 +211,7 @@ def diagnose(
         baseline: Another run folder or model file to compare with, such as a CNN of equal size.
         images: Number of random test images.
         seed: Seed of the choice of test images.
+        verbose: Print the statistics of every measure, too.
     """
     check_flag("--images", images, low=2)
     diagnosis = tc.diagnose(
@@ -222,8 +226,13 @@ def diagnose(
     if json:
         print_json(diagnosis.to_dict())
         return 0
-    for measure, verdict in diagnosis.verdicts().items():
-        print(f"{measure}: {verdict}")
+    print(f"{diagnosis.verdict}\n")
+    print_table(diagnosis.table().lines)
+    print("\n✓ yes  ✗ no  ? these images do not decide")
+    if verbose:
+        print()
+        for measure, verdict in diagnosis.verdicts().items():
+            print_wrapped(f"{measure}: {verdict}")
     return 0
 
 
