@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict.predict,
     "reconstruct": report.reconstruct,
     "perturb": report.perturb,
+    "animate": report.animate,
     "compare": report.compare,
     "diagnose": report.diagnose,
     "report": report.report,

@@ -1,6 +1,6 @@
 """Commands that look at a trained model: its figures, its report, and what its capsules encode.
 
-torchcaps evaluate, report, compare, diagnose, reconstruct, perturb and explore.
+torchcaps evaluate, report, compare, diagnose, reconstruct, perturb, animate and explore.
 """
 
 import os
@@ -314,6 +314,31 @@ def perturb(
         output=output,
     )
     print(*pictures, sep="\n")
+    return 0
+
+
+def animate(
+    run: RunOrOurs = None,
+    images: Sequence[Path] = (),
+    *,
+    data: Data = None,
+    root: Root = None,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Write a GIF of the votes for each class, laid tip to tail, from iteration to iteration.
+
+    Example: torchcaps animate runs/capsnet-digits digit.png
+
+    Args:
+        images: Your own image files or folders; by default one test image per class.
+        seed: Seed of the choice of test images.
+        output: The file; by default plots/votes.gif in the run folder, or in the current folder.
+    """
+    picture = tc.reporting.animate_run(
+        run or tc.models.weights_file(), images, data=data, root=root, seed=seed, output=output
+    )
+    print(picture)
     return 0
 
 

@@ -1,4 +1,5 @@
 from torchcaps.reporting.api import (
+    animate_run as animate_run,
     can_plot as can_plot,
     diagnose as diagnose,
     evaluate as evaluate,

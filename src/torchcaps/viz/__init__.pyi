@@ -15,7 +15,12 @@ from torchcaps.viz.points import (
     point_sets as point_sets,
     predicted_transformations as predicted_transformations,
 )
-from torchcaps.viz.routing import diagnosis as diagnosis
+from torchcaps.viz.routing import (
+    diagnosis as diagnosis,
+    vote_chains as vote_chains,
+    vote_film as vote_film,
+    vote_paths as vote_paths,
+)
 from torchcaps.viz.tiles import (
     coupling_map as coupling_map,
     generation_weights as generation_weights,

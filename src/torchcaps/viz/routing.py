@@ -1,32 +1,48 @@
 """The routing of a network at a glance: couplings, activations, idle capsules, ablations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import nan
 from typing import Any
 
 import numpy as np
+from matplotlib.patches import Circle, Ellipse
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
 
+from torchcaps.errors import check_range, check_shape, counted
 from torchcaps.evaluation import Diagnosis
 from torchcaps.viz.canvas import (
     BLUE,
     GRAY,
+    GREEN,
+    GRID_COLOR,
     ORANGE,
+    PINK,
+    RED,
     SKY,
     SMALL,
     STYLES,
+    TEXT,
     Axes,
     Figure,
     line,
+    new_figure,
     panels,
     plain,
 )
-from torchcaps.viz.names import short
+from torchcaps.viz.images import pictures
+from torchcaps.viz.names import short, short_names, sized_array
 
 MAX_LEVEL_NAMES = 4  # more names along an axis are written aslant
 BAR_STEP = 0.27
 BAR_TEXT: dict[str, Any] = {"fontsize": SMALL, "padding": 1}
 COLORS = {"as trained": BLUE, "baseline": ORANGE}
+TINY = 1e-30
+# Colors of parents on a rim, neighbors far from each other.
+RIM_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, "#7A5CC7", "#8A6D00", "#00857A", "#A01313")
+MAX_NAMED = 24  # parents on a rim; of more, the most active are named
+NUM_NAMED = 5
+SPREAD = 0.4  # radius of the widest Gaussian, of the rim's
 
 
 def diagnosis(figures: Diagnosis) -> Figure:
@@ -112,3 +128,221 @@ def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
         rotation = 30 if len(names) > MAX_LEVEL_NAMES else 0
         axes.set_xticks(range(len(names)), names, rotation=rotation)
         axes.set_xlim(-0.6, max(len(names), 3) - 0.4)
+
+
+def vote_chains(
+    coupling: ArrayLike, votes: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lay all votes for a parent, each times its coupling, tip to tail, the longest first.
+
+    The first of two axes is the direction of their sum, the second the one at right angles to it
+    in which they spread most.
+
+    Args:
+        coupling: `[children, parents]`.
+        votes: `[children, parents, dim]`.
+
+    Returns:
+        `[parents, children + 1, 2]`, the ends of the votes, in units of the votes; each starts at
+        zero. And `[parents]`, the straightness: length of the sum over the sum of lengths.
+
+    Raises:
+        ArgumentError: for shapes that do not fit.
+    """
+    weight = np.asarray(coupling, dtype=np.float64)
+    u = np.asarray(votes, dtype=np.float64)
+    check_shape("coupling", weight, ("children", "parents"))
+    children, parents = weight.shape
+    check_shape("votes", u, ("children", "parents", "dim"), children=children, parents=parents)
+    weighted = (weight[..., None] * u).swapaxes(0, 1)  # [parents, children, dim]
+    total = weighted.sum(axis=1)
+    length = np.linalg.norm(total, axis=-1)
+    first = total / np.maximum(length, TINY)[:, None]
+    along = np.einsum("jih,jh->ji", weighted, first)
+    rest = weighted - along[..., None] * first[:, None]
+    second = np.linalg.eigh(rest.swapaxes(1, 2) @ rest)[1][..., -1]
+    # Of both signs, that of the axis in which unweighted votes spread, so that films do not jump.
+    spread = u.swapaxes(0, 1) - u.mean(axis=0)[:, None]
+    usual = np.linalg.eigh(spread.swapaxes(1, 2) @ spread)[1][..., -1]
+    second *= np.where((second * usual).sum(axis=-1, keepdims=True) < 0, -1, 1)
+    steps = np.stack([along, np.einsum("jih,jh->ji", rest, second)], axis=-1)
+    lengths = np.linalg.norm(weighted, axis=-1)
+    order = np.argsort(-lengths, axis=1, kind="stable")[..., None]
+    ends = np.take_along_axis(steps, order, axis=1).cumsum(axis=1)
+    chains = np.concatenate([np.zeros((parents, 1, 2)), ends], axis=1)
+    return chains, length / np.maximum(lengths.sum(axis=1), TINY)
+
+
+def vote_paths(
+    coupling: ArrayLike,
+    votes: ArrayLike,
+    activation: ArrayLike,
+    *,
+    classes: Sequence[str],
+    image: ArrayLike | None = None,
+    gaussian: bool = False,
+    titles: Sequence[str] = (),
+) -> Figure:
+    """Draw the votes for each class tip to tail, as a rosette after each iteration.
+
+    A line begins in the middle and lies along the class's place on the rim. It reaches as far as
+    the class is active: the rim is 1. Votes that agree make a straight line, votes that contradict
+    each other a knot. Above stands the most active class, its activation, and how straight its
+    line is, from 0 to 1.
+
+    Args:
+        coupling: `[iterations, children, parents]`, such as that of `evaluation.vote_paths`.
+        votes: `[children, parents, dim]`.
+        activation: `[iterations, parents]` in [0, 1].
+        classes: names of the parents.
+        image: `[channels, height, width]` in [0, 1], drawn on the left.
+        gaussian: draw an ellipse for each class in place of a line: its center lies as far out as
+            the class is active, and its radii are the standard deviations of its votes, along their
+            mean and across it. For EM routing.
+        titles: of the rosettes; by default the numbers of iterations.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ArgumentError: for shapes that do not fit.
+    """
+    weights = np.asarray(coupling, dtype=np.float64)
+    check_shape("coupling", weights, ("iterations", "children", "parents"))
+    count, _, parents = weights.shape
+    reach = sized_array("activation", activation, iterations=count, parents=parents)
+    sized_array("classes", classes, parents=parents)
+    columns = count + (image is not None)
+    figure = new_figure(2.8 * columns, 3.3)
+    grid = list(figure.subplots(1, columns, squeeze=False)[0])
+    if image is not None:
+        axes = grid.pop(0)
+        axes.imshow(pictures("image", np.asarray(image)[None])[0], interpolation="antialiased")
+        axes.set_axis_off()
+    unit = 1.0
+    if gaussian:  # the widest of all with equal couplings
+        unit = max(np.sqrt(_spread(np.ones_like(weights[0]), votes)).max(), TINY) / SPREAD
+    for index, axes in enumerate(grid):
+        chains, straight = vote_chains(weights[index], votes)
+        winner = int(reach[index].argmax())
+        title = f"after {counted(index + 1, 'iteration')}" if not titles else titles[index]
+        figures = f"active {reach[index, winner]:.2f}"
+        if not gaussian:
+            figures += f", straight {straight[winner]:.2f}"
+        text = f"{title}\n{short(classes[winner], 10)}: {figures}"
+        axes.text(0, 1.35, text, ha="center", va="bottom", fontsize=TEXT)
+        turns = _draw_rim(axes, reach[index], short_names(classes, 10))
+        if gaussian:
+            radii = np.sqrt(_spread(weights[index], votes)) / unit
+            _draw_ellipses(axes, radii, reach[index], turns)
+            continue
+        for parent, chain in enumerate(chains):
+            scale = reach[index, parent] / max(chain[-1, 0], TINY)
+            x, y = (scale * chain @ turns[parent]).T
+            color = RIM_COLORS[parent % len(RIM_COLORS)]
+            order = 3 if parent == winner else 2
+            axes.plot(x, y, color=color, lw=1.6, solid_joinstyle="round", zorder=order)
+            axes.plot(x[-1:], y[-1:], color=color, marker="o", ms=4, zorder=order)
+    return figure
+
+
+def vote_film(
+    coupling: ArrayLike,
+    votes: ArrayLike,
+    activation: ArrayLike,
+    *,
+    between: int = 8,
+    **options: Any,
+) -> Iterator[tuple[Figure, bool]]:
+    """Draw one rosette that moves from iteration to iteration.
+
+    Args:
+        coupling: as `vote_paths` takes it.
+        votes: as `vote_paths` takes them.
+        activation: as `vote_paths` takes it.
+        between: number of pictures from one iteration to the next, at least 1; couplings and
+            activations between two iterations are means of both.
+        options: further arguments of `vote_paths`.
+
+    Yields:
+        A matplotlib figure, and whether it shows an iteration and nothing in between.
+
+    Raises:
+        ArgumentError: for shapes that do not fit.
+    """
+    check_range("between", between, low=1)
+    weights = np.asarray(coupling, dtype=np.float64)
+    reach = np.asarray(activation, dtype=np.float64)
+    last = len(weights) - 1
+    for frame in range(last * between + 1):
+        index, step = divmod(frame, between)
+        share = step / between
+        after = min(index + 1, last)
+        title = f"iteration {index + (step > 0) + 1} of {last + 1}"
+        yield (
+            vote_paths(
+                ((1 - share) * weights[index] + share * weights[after])[None],
+                votes,
+                ((1 - share) * reach[index] + share * reach[after])[None],
+                titles=[title],
+                **options,
+            ),
+            step == 0,
+        )
+
+
+def _draw_rim(axes: Axes, reach: NDArray[np.float64], names: Sequence[str]) -> NDArray[np.float64]:
+    """Two circles, and the names around them. Returns `[parents, 2, 2]`, the turn of each."""
+    parents = len(names)
+    named = range(parents) if parents <= MAX_NAMED else np.argsort(-reach)[:NUM_NAMED]
+    for radius in (0.5, 1):
+        axes.add_patch(Circle((0, 0), radius, fill=False, ec=GRAY, lw=0.8, zorder=1))
+    angle = np.pi / 2 - 2 * np.pi * np.arange(parents) / parents
+    x, y = np.cos(angle), np.sin(angle)
+    for index in named:
+        axes.plot([0, x[index]], [0, y[index]], color=GRID_COLOR, lw=0.6, zorder=0)
+        axes.text(
+            1.13 * x[index],
+            1.13 * y[index],
+            names[index],
+            color=RIM_COLORS[index % len(RIM_COLORS)],
+            fontsize=TEXT,
+            fontweight="bold" if index == reach.argmax() else "normal",
+            ha="center",
+            va="center",
+        )
+    axes.set(xlim=(-1.3, 1.3), ylim=(-1.25, 1.75), aspect="equal")
+    axes.set_axis_off()
+    return np.stack([np.stack([x, y], axis=-1), np.stack([-y, x], axis=-1)], axis=1)
+
+
+def _spread(coupling: ArrayLike, votes: ArrayLike) -> NDArray[np.float64]:
+    """Variances `[parents, 2]` of votes, weighted: along their mean, and the largest across it."""
+    weight = np.asarray(coupling, dtype=np.float64)
+    u = np.asarray(votes, dtype=np.float64)
+    weight = weight / np.maximum(weight.sum(axis=0), TINY)
+    mean = np.einsum("ij,ijh->jh", weight, u)
+    first = mean / np.maximum(np.linalg.norm(mean, axis=-1, keepdims=True), TINY)
+    from_mean = u - mean
+    along = np.einsum("ijh,jh->ij", from_mean, first)
+    across = from_mean - along[..., None] * first
+    scatter = np.einsum("ij,ijh,ijk->jhk", weight, across, across)
+    largest = np.linalg.eigvalsh(scatter)[:, -1].clip(min=0)
+    return np.stack([(weight * along**2).sum(axis=0), largest], axis=-1)
+
+
+def _draw_ellipses(
+    axes: Axes,
+    radii: NDArray[np.float64],
+    reach: NDArray[np.float64],
+    turns: NDArray[np.float64],
+) -> None:
+    for parent, (x, y) in enumerate(reach[:, None] * turns[:, 0]):
+        color = RIM_COLORS[parent % len(RIM_COLORS)]
+        angle = np.degrees(np.arctan2(turns[parent, 0, 1], turns[parent, 0, 0]))
+        width, height = 2 * radii[parent]
+        axes.add_patch(
+            Ellipse((x, y), width, height, angle=angle, fc=color, ec=color, alpha=0.35, zorder=2)
+        )
+        axes.plot([0, x], [0, y], color=color, lw=1.2, zorder=2)
+        axes.plot([x], [y], color=color, marker="o", ms=4, zorder=3)
