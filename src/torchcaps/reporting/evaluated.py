@@ -6,8 +6,9 @@ And which of two methods is better, by their right and wrong answers on the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.data.files import identities
 from torchcaps.errors import ArgumentError, RunError, check_range
-from torchcaps.evaluation import Evaluation, compare_answers, compare_runs
+from torchcaps.evaluation import Diagnosis, Evaluation, compare_answers, compare_runs, diagnose
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.comparison.compare import BaseComparison
+from torchcaps.evaluation.forward import proportion
+from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.reporting.api import open_task
 from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
@@ -110,6 +113,28 @@ class EvaluatedRun:
             return None
         name = "exact" if self.is_multilabel else "accuracy"
         return float(self.figures[name])
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | str:
+        """What routing does, with and without it on all images; or why that is not known."""
+        if self.is_multilabel:
+            return "its measures need one class an image"
+        try:
+            diagnosis = diagnose(self.model, self.images, count=self.num_diagnosed, seed=0)
+        except ValueError as error:
+            return str(error)
+        if diagnosis.ablation is None:
+            return diagnosis
+        with swapped_routers(self.model, methodcaller("uniform")):
+            uniform = eval_outputs(self.task, self.images)["activation"]
+        ablation = replace(
+            diagnosis.ablation,
+            comparison=compare_answers(
+                self.is_correct, is_correct(uniform, self.images.labels.cpu())
+            ),
+            changed=proportion(uniform.argmax(dim=1) != self.activations.argmax(dim=1)),
+        )
+        return replace(diagnosis, ablation=ablation)
 
     def subset(self, count: int) -> Dataset:
         """Random test images, the same ones in each call.

@@ -114,7 +114,7 @@ class Diagnosis(EvaluationResult):
             "first": "This model needs its routing",
             "second": "This model does better without its routing",
             "equivalent": "Routing changes nothing that matters here",
-            "undecided": f"{self.num_samples} images do not show whether routing helps",
+            "undecided": f"{self.ablation.comparison.num_samples:,} images do not show whether routing helps",
         }
         return f"{verdicts[self.ablation.comparison.outcome]}: {self._with_and_without}."
 
