@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,8 +21,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters no HTML do
 PIXELS_PER_INCH = 96  # of CSS
 MAX_MARKS = 2500  # of a vector drawing; a matrix of fifty classes has as many
 DPI = 120  # of pictures made of pixels
-DARK = "#15181c"  # ground and ink of a dark page
-LIGHT = "#e6e8ea"
 QUALITY = 85  # of these in WebP; PNG takes five times as much
 
 
@@ -59,10 +58,10 @@ class Picture(NamedTuple):
     dark: str = ""  # a data URL of the same on a dark page, where `source` does not adapt itself
 
 
-# A drawing on a dark page: all colors are turned round, but for photographs in it.
+# A drawing on a dark page: what is light becomes dark.
 ADAPT = (
-    "<style>@media (prefers-color-scheme: dark) { svg, image "
-    "{ filter: invert(0.9) hue-rotate(180deg) } }</style>"
+    "<style>@media (prefers-color-scheme: dark) "
+    "{ svg { filter: invert(0.9) hue-rotate(180deg) } }</style>"
 )
 
 
@@ -77,11 +76,11 @@ def picture(figure: Figure, alt: str) -> Picture:
 
     width, height = figure.get_size_inches() * PIXELS_PER_INCH
     size = (round(width), round(height))
-    if num_marks > MAX_MARKS:
-        light = _webp(figure)
-        _darken(figure)
-        return Picture(light, alt, *size, _webp(figure))
     stream = io.BytesIO()
+    if num_marks > MAX_MARKS or _pictures_in(figure):
+        figure.savefig(stream, format="png", dpi=DPI)
+        image = Image.open(stream).convert("RGB")
+        return Picture(_webp(image), alt, *size, _webp(_darken(figure, image)))
     # With a fixed salt and no date, the same figure is the same page, byte for byte.
     with rc_context({"svg.hashsalt": "torchcaps"}):
         figure.savefig(stream, format="svg", metadata={"Date": None})
@@ -91,8 +90,6 @@ def picture(figure: Figure, alt: str) -> Picture:
 
 def strip(images: Tensor, alt: str) -> Picture:
     """Equal images `[n, channels, height, width]` in [0, 1], side by side, four times as large."""
-    from PIL import Image
-
     pixels = (255 * images[:, : 3 if images.shape[1] >= 3 else 1]).round().byte()
     row = pixels.permute(2, 0, 3, 1).flatten(1, 2).expand(-1, -1, 3)  # [height, n * width, 3]
     height, width, _ = row.shape
@@ -102,10 +99,10 @@ def strip(images: Tensor, alt: str) -> Picture:
     return Picture(_data_url("image/webp", stream.getvalue()), alt, *size)
 
 
-def _webp(figure: Figure) -> str:
-    """A figure as pixels, in a data URL."""
+def _webp(image: Image.Image) -> str:
+    """Pixels in a data URL."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
+    image.save(stream, "webp", quality=QUALITY)
     return _data_url("image/webp", stream.getvalue())
 
 
@@ -113,17 +110,21 @@ def _data_url(mime: str, content: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def _darken(figure: Figure) -> None:
-    """Black on white becomes light on dark; colors stay."""
-    from matplotlib.colors import to_hex
-    from matplotlib.text import Text
+def _darken(figure: Figure, image: Image.Image) -> Image.Image:
+    """What is light becomes dark, and keeps its color, but for the pictures in a figure."""
+    luma, *chroma = image.convert("YCbCr").split()
+    luma = luma.point(lambda y: round(255 - 0.91 * y))
+    dark = Image.merge("YCbCr", [luma, *chroma]).convert("RGB")
+    scale = DPI / figure.dpi
+    for drawn in _pictures_in(figure):
+        box = drawn.get_window_extent()
+        top, bottom = (round(image.height - scale * y) for y in (box.y1, box.y0))
+        corners = (round(scale * box.x0), top, round(scale * box.x1), bottom)
+        dark.paste(image.crop(corners), corners)
+    return dark
 
-    figure.set_facecolor(DARK)
-    for text in figure.findobj(Text):
-        if to_hex(text.get_color()) == "#000000":
-            text.set_color(LIGHT)
-    for axes in figure.axes:
-        axes.set_facecolor(DARK)
-        axes.tick_params(colors=LIGHT)
-        for spine in axes.spines.values():
-            spine.set_edgecolor(LIGHT)
+
+def _pictures_in(figure: Figure) -> list[Any]:
+    """Images in colors, and not those whose colors stand for numbers."""
+    images = [image for axes in figure.axes for image in axes.images]
+    return [image for image in images if np.ndim(image.get_array()) == 3]

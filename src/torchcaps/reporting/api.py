@@ -6,10 +6,11 @@ Each function takes a model or a run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -435,8 +436,7 @@ def animate_run(
     from torchcaps import viz
 
     model, originals, _, _ = _choose_examples(run, images, data, root, 1, seed, draws=False)
-    frames = []
-    durations = []
+    films = []
     for image in originals:
         paths = evaluation.vote_paths(model, image)
         film = viz.vote_film(
@@ -447,20 +447,42 @@ def animate_run(
             image=image,
             gaussian=paths.agreement,
         )
-        for figure, is_iteration in film:
-            stream = BytesIO()
-            figure.savefig(stream, format="png", dpi=110)
-            with Image.open(stream) as picture:
-                frames.append(picture.convert("RGB").quantize(32, dither=Image.Dither.NONE))
-            durations.append(HOLD if is_iteration else PASS)
-    path = Path(output or evaluation_folder(run) / PLOTS / "votes.gif")
+        films.append(film)
+    return save_film(
+        chain.from_iterable(films), output or evaluation_folder(run) / PLOTS / "votes.gif"
+    )
+
+
+def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
+    """Write figures as a GIF, atomically; missing folders are made.
+
+    Args:
+        film: figures of one size, at least one, and whether each is held for longer.
+        path: the file.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError, TrainingError: see `save_figure`.
+    """
+    frames = []
+    durations = []
+    for figure, is_held in film:
+        stream = BytesIO()
+        figure.savefig(stream, format="png", dpi=110)
+        with Image.open(stream) as picture:
+            frames.append(picture.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE))
+        durations.append(HOLD if is_held else PASS)
+    path = Path(path)
     make_folder(path.parent)
+    first, *others = frames
     with atomic(path) as partial:
-        frames[0].save(
+        first.save(
             partial,
             format="GIF",
             save_all=True,
-            append_images=frames[1:],
+            append_images=others,
             duration=durations,
             loop=0,
         )

@@ -345,7 +345,8 @@ def routing(run: EvaluatedRun) -> Section | None:
     diagnosis = run.diagnosis
     if isinstance(diagnosis, str):
         return Section("routing", "Routing", [f"It cannot be measured for this run: {diagnosis}."])
-    checks = Table("✓ yes, ✗ no, ? these images do not decide", *diagnosis.table())
+    rows = [(f"{mark} {question}", answer) for mark, question, answer in diagnosis.table().rows]
+    checks = Table("✓ yes, ✗ no, ? these images do not decide", ("Question", "Answer"), rows)
     return Section("routing", "Routing", [diagnosis.verdict, checks])
 
 

@@ -214,7 +214,8 @@ def vote_paths(
     sized_array("classes", classes, parents=parents)
     columns = count + (image is not None)
     figure = new_figure(2.8 * columns, 3.3)
-    grid = list(figure.subplots(1, columns, squeeze=False)[0])
+    ratios = [0.75] * (columns - count) + [1] * count
+    grid = list(figure.subplots(1, columns, squeeze=False, width_ratios=ratios)[0])
     if image is not None:
         axes = grid.pop(0)
         axes.imshow(pictures("image", np.asarray(image)[None])[0], interpolation="antialiased")
