@@ -472,7 +472,7 @@ def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
         stream = BytesIO()
         figure.savefig(stream, format="png", dpi=110)
         with Image.open(stream) as picture:
-            frames.append(picture.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE))
+            frames.append(picture.convert("RGB").quantize(255))
         durations.append(HOLD if is_held else PASS)
     path = Path(path)
     make_folder(path.parent)
