@@ -318,8 +318,8 @@ figure = task.report_items(tc.tasks.evaluate_task(task, planes), planes)[0].figu
     ],
     "Speed": [
         Entry(
-            "accuracy_against_time",
-            "Test error of systems against minutes of training; a bar reaches from the worst to the best run.",
+            "ranked_accuracies",
+            "Systems ranked by test error, with minutes of training; a bar is the standard deviation over runs.",
             "figures of [results](results.md)",
             """\
 panels = {
@@ -333,7 +333,7 @@ panels = {
         "CNN of equal size": (20.3, [0.8704]),
     },
 }
-figure = viz.accuracy_against_time(panels)""",
+figure = viz.ranked_accuracies(panels)""",
         ),
     ],
 }

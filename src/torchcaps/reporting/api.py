@@ -397,6 +397,7 @@ def perturb_run(
             perturbed.offsets,
             title=f"pose of class capsule {classes[int(perturbed.selected)]!r}, "
             "one dimension at a time",
+            names=perturbed.names[0],
         )
         file = unique_name(re.sub(r"[^\w-]", "_", name))
         pictures.append(save_figure(figure, folder / f"perturb_{file}.png"))

@@ -11,9 +11,9 @@ from torchcaps.viz.lines import (
     overlaid_curves as overlaid_curves,
 )
 from torchcaps.viz.points import (
-    accuracy_against_time as accuracy_against_time,
     point_sets as point_sets,
     predicted_transformations as predicted_transformations,
+    ranked_accuracies as ranked_accuracies,
 )
 from torchcaps.viz.routing import (
     diagnosis as diagnosis,

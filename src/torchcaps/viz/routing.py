@@ -1,6 +1,7 @@
 """The routing of a network at a glance: couplings, activations, idle capsules, ablations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from math import nan
 from typing import Any
 
@@ -38,6 +39,7 @@ BAR_STEP = 0.27
 BAR_TEXT: dict[str, Any] = {"fontsize": SMALL, "padding": 1}
 COLORS = {"as trained": BLUE, "baseline": ORANGE}
 TINY = 1e-30
+UNIFORM = 0.98  # entropy of couplings that differ too little to be drawn
 # Colors of parents on a rim, neighbors far from each other.
 RIM_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, "#7A5CC7", "#8A6D00", "#00857A", "#A01313")
 MAX_NAMED = 24  # parents on a rim; of more, the most active are named
@@ -46,10 +48,11 @@ SPREAD = 0.4  # radius of the widest Gaussian, of the rim's
 
 
 def diagnosis(figures: Diagnosis) -> Figure:
-    """Draw coupling entropy, activations over layers, idle capsules, and accuracy without routing.
+    """Draw accuracy without routing, straightness, coupling entropy, activations, idle capsules.
 
     Idle capsules are never active, or the same for every image, or get next to no gradient. The
-    gradient is known for children only, and so not for the class capsules.
+    gradient is known for children only, and so not for the class capsules. A panel in which nothing
+    happens is left out, and named below the others.
 
     Args:
         figures: the figures that `evaluation.diagnose` returns.
@@ -57,25 +60,51 @@ def diagnosis(figures: Diagnosis) -> Figure:
     Returns:
         A matplotlib figure.
     """
-    figure, (entropy, activations, idle, accuracy) = panels(4, 2, 5.0, 3.2)
-    _draw_entropy(entropy, figures)
-    _draw_activations(activations, figures)
-    _draw_idle(idle, figures)
-    _draw_accuracy(accuracy, figures)
+    drawn = [_draw_accuracy]
+    absent = []
+    if len(figures.iterations.iterations) > 1 and figures.iterations.straightness:
+        drawn.append(_draw_straightness)
+    entropies = list(chain.from_iterable(figures.iterations.entropy.values()))
+    if entropies and min(entropies) > UNIFORM:
+        absent.append(f"couplings are uniform throughout (entropy {min(entropies):.2f} or more)")
+    elif entropies:
+        drawn.append(_draw_entropy)
+    drawn.append(_draw_activations)
+    if any(share > 0 for _, _, shares in _idle_shares(figures) for share in shares):
+        drawn.append(_draw_idle)
+    else:
+        absent.append("no capsule is out of use")
+    figure, grid = panels(len(drawn), min(len(drawn), 2 if len(drawn) == 4 else 3), 4.2, 3.2)
+    for draw, axes in zip(drawn, grid, strict=True):
+        draw(axes, figures)
+    if absent:
+        figure.supxlabel(f"Not drawn: {'; '.join(absent)}.", fontsize=SMALL)
     return figure
 
 
-def _draw_entropy(axes: Axes, figures: Diagnosis) -> None:
-    entropies = figures.iterations.entropy
-    for index, (name, course) in enumerate(entropies.items()):
-        style = STYLES[index % len(STYLES)]
-        line(axes, range(1, len(course) + 1), course, style, short(name, 18))
-    axes.axhline(1, color=GRAY, ls="--", lw=1.2, zorder=0)
-    _style_shares(axes, "coupling entropy; 1: uniform, 0: a tree")
+def _draw_straightness(axes: Axes, figures: Diagnosis) -> None:
+    course = figures.iterations
+    rows = [[figure for figure in row if figure is not None] for row in course.class_straightness]
+    lines = {short(name, 18): list(values) for name, values in course.straightness.items()}
+    if rows and all(rows):
+        lines["for the true class"] = [sum(row) / len(row) for row in rows]
+    _draw_courses(axes, lines, "straightness of votes; 1: all agree")
+
+
+def _draw_courses(axes: Axes, courses: Mapping[str, Sequence[float]], title: str) -> None:
+    """A line a layer over the iterations."""
+    for index, (name, course) in enumerate(courses.items()):
+        line(axes, range(1, len(course) + 1), course, STYLES[index % len(STYLES)], name)
+    _style_shares(axes, title)
     axes.set_xlabel("routing iterations", fontsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if entropies:
-        axes.legend(fontsize=SMALL, frameon=False, ncols=2)
+    axes.legend(fontsize=SMALL, frameon=False, ncols=2)
+
+
+def _draw_entropy(axes: Axes, figures: Diagnosis) -> None:
+    entropies = {short(name, 18): row for name, row in figures.iterations.entropy.items()}
+    axes.axhline(1, color=GRAY, ls="--", lw=1.2, zorder=0)
+    _draw_courses(axes, entropies, "coupling entropy; 1: uniform, 0: a tree")
 
 
 def _draw_activations(axes: Axes, figures: Diagnosis) -> None:
@@ -87,15 +116,19 @@ def _draw_activations(axes: Axes, figures: Diagnosis) -> None:
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _draw_idle(axes: Axes, figures: Diagnosis) -> None:
+def _idle_shares(figures: Diagnosis) -> tuple[tuple[str, str, list[float]], ...]:
+    """Name, color and share of each kind of idle capsules, from input to output."""
     capsules = [figures.children, *(layer.parents for layer in figures.layers)]
-    names = ["children", *(short(layer.name, 18) for layer in figures.layers)]
-    kinds = (
+    return (
         ("never active", BLUE, [group.dead if group else nan for group in capsules]),
         ("constant", SKY, [group.constant if group else nan for group in capsules]),
         ("starved of gradient", ORANGE, [layer.starvation.starved for layer in figures.layers]),
     )
-    for index, (label, color, heights) in enumerate(kinds):
+
+
+def _draw_idle(axes: Axes, figures: Diagnosis) -> None:
+    names = ["children", *(short(layer.name, 18) for layer in figures.layers)]
+    for index, (label, color, heights) in enumerate(_idle_shares(figures)):
         places = np.arange(len(heights)) + BAR_STEP * (index - 1)
         bars = axes.bar(places, heights, width=0.25, color=color, label=label)
         if len(names) <= MAX_LEVEL_NAMES:
@@ -106,16 +139,19 @@ def _draw_idle(axes: Axes, figures: Diagnosis) -> None:
 
 def _draw_accuracy(axes: Axes, figures: Diagnosis) -> None:
     accuracies = {"as trained": figures.accuracy}
+    count = figures.num_samples
     if figures.ablation is not None:
-        accuracies["uniform"] = figures.ablation.uniform
-        accuracies["random"] = figures.ablation.random
+        ablation = figures.ablation
+        count = ablation.comparison.num_samples
+        accuracies = {"as trained": ablation.routed, "uniform": ablation.uniform}
+        if count == figures.num_samples:  # otherwise it is of fewer images than the others
+            accuracies["random"] = ablation.random
     if figures.baseline is not None:
         accuracies["baseline"] = figures.baseline.second
     colors = [COLORS.get(name, SKY) for name in accuracies]
     bars = axes.bar(range(len(colors)), list(accuracies.values()), width=0.5, color=colors)
     axes.bar_label(bars, fmt=lambda share: f"{100 * share:.1f} %", **BAR_TEXT)
-    title = f"accuracy with these couplings, {figures.num_samples} images"
-    _style_shares(axes, title, list(accuracies))
+    _style_shares(axes, f"accuracy with these couplings, {count:,} images", list(accuracies))
 
 
 def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
@@ -237,9 +273,9 @@ def vote_paths(
             radii = np.sqrt(_spread(weights[index], votes)) / unit
             _draw_ellipses(axes, radii, reach[index], turns)
             continue
-        for parent, chain in enumerate(chains):
-            scale = reach[index, parent] / max(chain[-1, 0], TINY)
-            x, y = (scale * chain @ turns[parent]).T
+        for parent, ends in enumerate(chains):
+            scale = reach[index, parent] / max(ends[-1, 0], TINY)
+            x, y = (scale * ends @ turns[parent]).T
             color = RIM_COLORS[parent % len(RIM_COLORS)]
             order = 3 if parent == winner else 2
             axes.plot(x, y, color=color, lw=1.6, solid_joinstyle="round", zorder=order)
