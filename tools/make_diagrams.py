@@ -124,7 +124,7 @@ def draw(name: str) -> Figure:
             fontsize=7.5,
         )
     axes.set_xlim(-0.9, 1.55 * (len(stages) - 1) + 0.9)
-    axes.set_ylim(-2.4, 2.7)
+    axes.set_ylim(-2.4, 3.0)
     axes.set_axis_off()
     return figure
 

@@ -344,7 +344,7 @@ def perturbations(
     rows = tiles.reshape(num_dims, num_steps, height, width, 3)
     brighter = (rows[:, -1].astype(np.float64) - rows[:, 0]).mean(axis=-1) / 255
     if np.abs(brighter).max() < HARDLY:
-        title += "\nposes hardly change the drawing yet: train longer"
+        title += "; poses hardly change the drawing yet: train longer"
     differences = np.stack([_signed_colors(change) for change in brighter])
     tiles = np.concatenate([rows, differences[:, None]], axis=1).reshape(-1, height, width, 3)
     labels = [str(dim + 1) for dim in range(num_dims)]
