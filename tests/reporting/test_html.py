@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -53,8 +54,13 @@ def check_loads_nothing(content, document):
     for attribute in LOADING_ATTRIBUTES:
         for address in document.values(attribute):
             assert address.startswith(("data:", "#"))
-    for command in ("url(", "@import", "<script"):
+    for command in ("url(", "@import", "fetch(", "import("):
         assert command not in content
+    # The policy of the page allows its one script, by its hash, and no other.
+    [script] = re.findall("<script>(.*?)</script>", content, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in content
+    assert content.count("<script") == 1
 
 
 def check_headings(levels):
@@ -140,36 +146,40 @@ def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
 
 def test_every_section_is_there_with_something_in_it(written):
     content = written.read_text(encoding="utf-8")
-    ids = [
+    above = ["confusion_matrix", "mistakes", "dimensions", "maps", "routing"]
+    below = [
         "summary",
         "curves",
-        "confusion_matrix",
         "per_class",
         "calibration",
         "activations",
         "reconstructions",
-        "mistakes",
-        "dimensions",
-        "maps",
-        "routing",
+        "measures",
         "configuration",
     ]
+    ids = [*above, *below]
     assert column(Page(content).elements("h2"), "id") == ids
     parts = dict(zip(ids, content.split("<h2 ")[1:], strict=True))
-    for key in (
-        "curves",
-        "confusion_matrix",
-        "per_class",
-        "calibration",
-        "activations",
-        "reconstructions",
-        "maps",
-    ):
+    assert '<details class="fold">' in parts["routing"]  # after the last that is open
+    for key in ("curves", "confusion_matrix", "per_class", "calibration", "activations", "maps"):
         assert parts[key].count("<img") == 1
-    assert parts["dimensions"].count("<img") == 3  # a grid for each class
-    assert "With and without its routing" in parts["routing"]
-    assert "Measured on 8 test images" in parts["routing"]
+    assert "Does routing raise accuracy?" in parts["routing"]
+    assert "all else of 8" in parts["measures"]
     assert "Precision" in parts["per_class"]
+
+
+def test_a_report_begins_with_its_conclusions(finished, no_drawing):
+    answers = torch.nn.functional.one_hot(torch.tensor([1, 1, 1, 2] * 3), 3).float()
+    labels = finished.images.labels
+    run = with_activations(finished, answers)
+    accuracy, confusion, verdict = html.headline(run)
+    right = int((answers.argmax(dim=1) == labels).sum())
+    assert accuracy.startswith(
+        f"{100 * right / 12:.2f} % of 12 test images are right (95 % interval"
+    )
+    assert re.fullmatch(r"Most often, \d is taken for 1: \d of \d images\.", confusion)
+    assert verdict == run.diagnosis.verdict
+    assert run.diagnosis.ablation.comparison.num_samples == 12
 
 
 def test_markup_in_names_is_shown_as_text(finished, no_drawing):
