@@ -122,7 +122,7 @@ class Diagnosis(EvaluationResult):
     def _with_and_without(self) -> str:
         if self.ablation is None:
             return "no ablation of this routing"
-        return f"{self.ablation.routed:.1%} right with it, {self.ablation.uniform:.1%} without"
+        return f"{self.ablation.routed:.1%} with it, {self.ablation.uniform:.1%} without"
 
     def checks(self) -> list[Check]:
         """A question for each measure that applies; of several layers, the answer of the worst."""
