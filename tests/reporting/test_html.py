@@ -20,7 +20,7 @@ from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
 from torchcaps.reporting import compare, html, register_section, report
-from torchcaps.reporting.evaluated import evaluate_run, have_same_images
+from torchcaps.reporting.evaluated import diagnosis_of, evaluate_run, have_same_images
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class
@@ -190,8 +190,9 @@ def test_a_report_begins_with_its_conclusions(finished, no_drawing):
         f"{100 * right / 12:.2f} % of 12 test images are right (95 % interval"
     )
     assert re.fullmatch(r"Most often, \d is taken for 1: \d of \d images\.", confusion)
-    assert verdict == run.diagnosis.verdict
-    assert run.diagnosis.ablation.comparison.num_samples == 12
+    diagnosis = diagnosis_of(run)
+    assert verdict == diagnosis.verdict
+    assert diagnosis.ablation.comparison.num_samples == 12
 
 
 def test_markup_in_names_is_shown_as_text(finished, no_drawing):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -114,28 +114,6 @@ class EvaluatedRun:
         name = "exact" if self.is_multilabel else "accuracy"
         return float(self.figures[name])
 
-    @cached_property
-    def diagnosis(self) -> Diagnosis | str:
-        """What routing does, with and without it on all images; or why that is not known."""
-        if self.is_multilabel:
-            return "its measures need one class an image"
-        try:
-            diagnosis = diagnose(self.model, self.images, count=self.num_diagnosed, seed=0)
-        except ValueError as error:
-            return str(error)
-        if diagnosis.ablation is None:
-            return diagnosis
-        with swapped_routers(self.model, methodcaller("uniform")):
-            uniform = eval_outputs(self.task, self.images)["activation"]
-        ablation = replace(
-            diagnosis.ablation,
-            comparison=compare_answers(
-                self.is_correct, is_correct(uniform, self.images.labels.cpu())
-            ),
-            changed=proportion(uniform.argmax(dim=1) != self.activations.argmax(dim=1)),
-        )
-        return replace(diagnosis, ablation=ablation)
-
     def subset(self, count: int) -> Dataset:
         """Random test images, the same ones in each call.
 
@@ -172,6 +150,27 @@ class EvaluatedRun:
         official_val = load_official_val(self.config)
         images = load_images(self.config, "train")
         return split(images, self.config, official_val)[1]
+
+
+@lru_cache(maxsize=1)
+def diagnosis_of(run: EvaluatedRun) -> Diagnosis | str:
+    """What routing does, with and without it on all images; or why that is not known."""
+    if run.is_multilabel:
+        return "its measures need one class an image"
+    try:
+        diagnosis = diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
+    except ValueError as error:
+        return str(error)
+    if diagnosis.ablation is None:
+        return diagnosis
+    with swapped_routers(run.model, methodcaller("uniform")):
+        uniform = eval_outputs(run.task, run.images)["activation"]
+    ablation = replace(
+        diagnosis.ablation,
+        comparison=compare_answers(run.is_correct, is_correct(uniform, run.images.labels.cpu())),
+        changed=proportion(uniform.argmax(dim=1) != run.activations.argmax(dim=1)),
+    )
+    return replace(diagnosis, ablation=ablation)
 
 
 def evaluate_run(

@@ -51,6 +51,7 @@ from torchcaps.reporting.evaluated import (
     NUM_DIAGNOSED,
     EvaluatedRun,
     check_same_task,
+    diagnosis_of,
     evaluate_run,
     have_same_images,
 )
@@ -342,7 +343,7 @@ def routing(run: EvaluatedRun) -> Section | None:
     """
     if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
         return None
-    diagnosis = run.diagnosis
+    diagnosis = diagnosis_of(run)
     if isinstance(diagnosis, str):
         return Section("routing", "Routing", [f"It cannot be measured for this run: {diagnosis}."])
     rows = [(f"{mark} {question}", answer) for mark, question, answer in diagnosis.table().rows]
@@ -353,11 +354,13 @@ def routing(run: EvaluatedRun) -> Section | None:
 @register_section()
 def measures(run: EvaluatedRun) -> Section | None:
     """The statistics behind the section on routing."""
-    if routing(run) is None or isinstance(run.diagnosis, str):
+    if routing(run) is None:
+        return None
+    diagnosis = diagnosis_of(run)
+    if isinstance(diagnosis, str):
         return None
     from torchcaps import viz
 
-    diagnosis = run.diagnosis
     text = (
         f"Accuracy with and without routing is that of all {len(run.images):,} images, all else of "
         f"{diagnosis.num_samples}. How each figure is defined stands in the documentation, under "

@@ -156,12 +156,16 @@ class Diagnosis(EvaluationResult):
                 lambda dynamics: f"they vary by {dynamics.mean:.3f} on average",
             ),
         ]
+        return checks + self._capsule_checks()
+
+    def _capsule_checks(self) -> list[Check]:
+        """The checks that are not of routing itself."""
         in_use = max(
             (self.children, *(layer.parents for layer in self.layers if layer.parents)),
             key=lambda activity: activity.constant,
         )
         answer = f"{in_use.dead:.0%} never active, {in_use.constant:.0%} constant"
-        checks.append(Check(in_use.constant <= 0.5, "Are capsules in use?", answer))
+        checks = [Check(in_use.constant <= 0.5, "Are capsules in use?", answer)]
         checks += self._worst(
             "starvation",
             "Does the gradient reach the children?",
