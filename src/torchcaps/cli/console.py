@@ -3,6 +3,7 @@
 And Ctrl-C and SIGTERM: stop in good order, with status 130 or 143.
 """
 
+import codecs
 import json
 import os
 import re
@@ -28,6 +29,31 @@ LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
 STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
+
+
+# Signs that the encoding of a console may lack.
+PLAIN = {
+    "✓": "+",
+    "✗": "-",
+    "→": "->",
+    "−": "-",
+    "–": "-",
+    "±": "+-",
+    "×": "x",
+    "·": "-",
+    "…": "...",
+}
+
+
+def plain_signs(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of `codecs`: signs in ASCII, and all else escaped."""
+    if isinstance(error, UnicodeEncodeError) and (sign := PLAIN.get(error.object[error.start])):
+        return sign, error.start + 1
+    text, end = codecs.backslashreplace_errors(error)
+    return str(text), end
+
+
+codecs.register_error("torchcaps", plain_signs)
 
 
 class UsageError(Exception):

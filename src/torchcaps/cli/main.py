@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict.predict,
     "reconstruct": report.reconstruct,
     "perturb": report.perturb,
+    "animate": report.animate,
     "compare": report.compare,
     "audit": train.audit,
     "diagnose": report.diagnose,
@@ -51,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     As one of several processes that `torchrun` started it ends the process instead.
     """
     # A stream that the caller closed writes to nowhere; otherwise the next file opened would take its
-    # place. Characters that an encoding lacks are escaped.
+    # place. Characters that an encoding lacks are replaced or escaped.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="torchcaps")
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return run_command(arguments)

@@ -1,6 +1,6 @@
 """Commands that look at a trained model: its figures, its report, and what its capsules encode.
 
-torchcaps evaluate, report, compare, diagnose, reconstruct, perturb and explore.
+torchcaps evaluate, report, compare, diagnose, reconstruct, perturb, animate and explore.
 """
 
 import os
@@ -15,6 +15,8 @@ from torchcaps.cli.console import (
     note,
     note_without_plots,
     print_json,
+    print_table,
+    print_wrapped,
     show,
     sigterm_as_exit,
     usage,
@@ -197,9 +199,10 @@ def diagnose(
     images: int = 256,
     seed: int = 0,
     device: Device = "auto",
+    verbose: bool = False,
     json: Json = False,
 ) -> int:
-    """Measure what the routing of a trained capsule network does, with a verdict for each measure.
+    """Say what the routing of a trained capsule network does: a verdict, and a table of checks.
 
     Example: torchcaps diagnose runs/capsnet-digits --baseline runs/cnn-digits
 
@@ -207,6 +210,7 @@ def diagnose(
         baseline: Another run folder or model file to compare with, such as a CNN of equal size.
         images: Number of random test images.
         seed: Seed of the choice of test images.
+        verbose: Print the statistics of every measure, too.
     """
     check_flag("--images", images, low=2)
     diagnosis = tc.diagnose(
@@ -221,8 +225,13 @@ def diagnose(
     if json:
         print_json(diagnosis.to_dict())
         return 0
-    for measure, verdict in diagnosis.verdicts().items():
-        print(f"{measure}: {verdict}")
+    print(f"{diagnosis.verdict}\n")
+    print_table(diagnosis.table().lines)
+    print("\n✓ yes  ✗ no  ? these images do not decide")
+    if verbose:
+        print()
+        for measure, verdict in diagnosis.verdicts().items():
+            print_wrapped(f"{measure}: {verdict}")
     return 0
 
 
@@ -304,6 +313,31 @@ def perturb(
         output=output,
     )
     print(*pictures, sep="\n")
+    return 0
+
+
+def animate(
+    run: RunOrOurs = None,
+    images: Sequence[Path] = (),
+    *,
+    data: Data = None,
+    root: Root = None,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Write a GIF of the votes for each class, laid tip to tail, from iteration to iteration.
+
+    Example: torchcaps animate runs/capsnet-digits digit.png
+
+    Args:
+        images: Your own image files or folders; by default one test image per class.
+        seed: Seed of the choice of test images.
+        output: The file; by default plots/votes.gif in the run folder, or in the current folder.
+    """
+    picture = tc.reporting.animate_run(
+        run or tc.models.weights_file(), images, data=data, root=root, seed=seed, output=output
+    )
+    print(picture)
     return 0
 
 

@@ -402,9 +402,10 @@ def _build(
         published="none: see docs/backbones.md",
         control="linear_head",
         control_options=("backbone", "freeze", "max_positions"),
-    )
+    ),
+    name="capsule_head",
 )
-def capsule_head(
+def head_on_backbone(
     *,
     head: str = "capsule",
     backbone: str | Mapping[str, Any] = "resnet20",
