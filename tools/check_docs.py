@@ -15,6 +15,7 @@ from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from types import ModuleType
 
+import make_citation
 import make_dependencies
 from check_commands import FENCE, unmentioned, wrong_commands, wrong_recipes
 
@@ -190,7 +191,7 @@ def main(names: list[str]) -> int:
     faults = [f"{path.name}: {fault}" for path in paths for fault in check(path, texts[path.name])]
     if not names:
         faults += [f"gallery.md: {fault}" for fault in gallery_gaps()]
-        faults += make_dependencies.gaps()
+        faults += make_dependencies.gaps() + make_citation.gaps()
         faults += [*unmentioned(texts), *misspelled_sources()]
     for fault in faults:
         print(fault, file=sys.stderr)
