@@ -82,7 +82,7 @@ def measure(category: str, names: Sequence[str], seeds: int, epochs: int) -> lis
             start = time.perf_counter()
             tc.fit(model, train, epochs=epochs, seed=seed, verbose=False)
             seconds.append(time.perf_counter() - start)
-            evaluation = tc.evaluate(model, test)
+            evaluation: Any = tc.evaluate(model, test)
             scores.append(evaluation.r2)
             errors.append(float(angle_errors(evaluation.true, evaluation.predicted).mean()))
         row = {

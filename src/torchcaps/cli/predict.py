@@ -40,6 +40,24 @@ class ResultFormat:
     output_file: File = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Who predicts.
+
+    Attributes:
+        batch_size: Images that go through the model together.
+        workers: Processes that decode images; 0 decodes in this one. With --engine, processes that
+            predict; 0 takes one for each GPU or processor.
+        engine: ray predicts by several processes, of this machine or of a cluster.
+        address: With --engine ray, the cluster, such as auto or HOST:6379; by default this machine.
+    """
+
+    batch_size: Annotated[int, RARE] = 256
+    workers: Annotated[int, RARE] = 0
+    engine: Literal["ray"] | None = None
+    address: Annotated[str | None, RARE] = None
+
+
 def predict(
     paths: Annotated[Sequence[str], Flag(metavar="[RUN] IMAGE...")] = (),
     *,
@@ -50,10 +68,7 @@ def predict(
     invert: Literal["auto", "yes", "no"] = "auto",
     device: Device = "auto",
     output: Path | None = None,
-    batch_size: Annotated[int, RARE] = 256,
-    workers: Annotated[int, RARE] = 0,
-    engine: Literal["ray"] | None = None,
-    address: Annotated[str | None, RARE] = None,
+    work: Work = Work(),
 ) -> int:
     """Apply a trained model to images: files, folders, patterns, tar archives.
 
@@ -79,15 +94,12 @@ def predict(
             images; yes inverts all, no none.
         output: Folder for pictures of the task for each image, such as masks and overlays of a
             model that classifies pixels.
-        batch_size: Images that go through the model together.
-        workers: Processes that decode images; 0 decodes in this one. With --engine, processes that
-            predict; 0 takes one for each GPU or processor.
-        engine: ray predicts by several processes, of this machine or of a cluster.
-        address: With --engine ray, the cluster, such as auto or HOST:6379; by default this machine.
     """
     from torchcaps.distributed import current
     from torchcaps.reporting.prediction import Predictor
 
+    if work.address and not work.engine:
+        raise UsageError("--address: expected --engine ray too")
     run, inputs = _split_paths(paths)
     flags = []
     for name, choice in vars(results).items():
@@ -102,13 +114,13 @@ def predict(
         predictor = Predictor(
             run,
             device,
-            batch_size=batch_size,
+            batch_size=work.batch_size,
             top_k=top_k,
             unknown_below=unknown_below,
             as_is=as_is,
             invert=invert,
             output=output,
-            workers=workers,
+            workers=work.workers,
         )
     with hinted([run]):
         task = predictor.task
@@ -122,20 +134,24 @@ def predict(
         num_errors += 1
         note(f"torchcaps: error: {error}")
 
-    rows = predictor.stream(inputs, report)
-    if engine == "ray":
-        from torchcaps.reporting import ray
-
-        rows = ray.stream(predictor, inputs, report, workers=workers, address=address)
-    elif address is not None:
-        raise UsageError("--address: expected --engine ray too")
     with _open_sink(results, top_k or 1) as write:
-        for row in rows:
+        for row in _stream(predictor, inputs, report, work):
             write(row)
             sys.stdout.flush()
     if num_errors > 1:
         note(f"torchcaps: {num_errors} inputs were skipped")
     return 1 if num_errors else 0
+
+
+def _stream(
+    predictor: Any, inputs: Sequence[str], report: Callable[[Exception], None], work: Work
+) -> Iterator[Row]:
+    """Predictions of inputs, one by one; `report` takes the errors."""
+    if work.engine is None:
+        return predictor.stream(inputs, report)
+    from torchcaps.reporting import ray
+
+    return ray.stream(predictor, inputs, report, workers=work.workers, address=work.address)
 
 
 def _split_paths(paths: Sequence[str]) -> tuple[Path, Sequence[str]]:

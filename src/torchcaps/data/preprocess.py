@@ -36,6 +36,18 @@ MAX_REPR = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
+def read_gray(image: Any, name: str | None) -> Tensor:
+    """A picture `[height, width]` in [0, 1], on the page, black or white, that shows more of it.
+
+    Args:
+        image: of Pillow, a path, or the bytes of a file.
+        name: of an error.
+    """
+    decode = partial(decode_image, image, None, 1, name=name)
+    pages = [to_float(decode(background=color)) for color in ("black", "white")]
+    return max(pages, key=lambda page: float(page.std()))[0]
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Prepare an image for a model: decode, set the channels, resize, scale to [0, 1], crop.
@@ -185,7 +197,7 @@ class Preprocess:
         Raises:
             DataError: as of a call.
         """
-        if isinstance(image, np.ndarray | Tensor):
+        if is_array := isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
             source = array_images("image", array[None], self.in_chans)
             images = fit_images(source, self.target_size, self.in_chans).clone()
@@ -197,12 +209,7 @@ class Preprocess:
         is_gray = bool((pixels == pixels[:1]).all())
         if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
             return Prepared(pixels)
-        if isinstance(image, np.ndarray | Tensor):
-            gray = to_float(to_channels(source, 1))[0, 0]
-        else:  # what is transparent becomes the color that the ink differs from
-            decode = partial(decode_image, image, None, 1, name=name)
-            pages = [to_float(decode(background=color)) for color in ("black", "white")]
-            gray = max(pages, key=lambda page: float(page.std()))[0]
+        gray = to_float(to_channels(source, 1))[0, 0] if is_array else read_gray(image, name)
         prepared = self.form.bring(gray.numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 

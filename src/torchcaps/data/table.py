@@ -76,8 +76,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
                 raise DataError(
                     f"{path}: no column {column!r}; expected file,label or what label_column "
                     "(--label-column), value_column (--value-column) and group_column "
-                    "(--group-column) name, and optionally "
-                    f"split, got {','.join(header) or 'an empty file'}"
+                    f"(--group-column) name, maybe split, got {','.join(header) or 'no header'}"
                 )
         for row in rows:
             line = f"{path} line {rows.line_num}"

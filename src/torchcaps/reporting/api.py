@@ -432,9 +432,9 @@ def _choose_examples(
         return model, test_images.float_images(indices), labels[indices], names
     pixels = []
     names = []
-    for name, source, _ in list_inputs(images, metadata.preprocess):
-        if isinstance(source, DataError):
-            raise source
-        pixels.append(metadata.preprocess(source, name))
-        names.append(Path(str(name)).stem)
+    for element in list_inputs(images, metadata.preprocess):
+        if isinstance(element.source, DataError):
+            raise element.source
+        pixels.append(metadata.preprocess(element.source, element.name))
+        names.append(Path(str(element.name)).stem)
     return model, torch.stack(pixels), None, names

@@ -219,17 +219,11 @@ class Predictor:
                     "output", f"the task {self.task.name} draws nothing of single pictures"
                 )
             Path(self.output).mkdir(parents=True, exist_ok=True)
-        preprocess = model_metadata(self.task.model).preprocess
-        elements = list_inputs(inputs, preprocess)
+        elements = list_inputs(inputs, model_metadata(self.task.model).preprocess)
         if is_dense:
             elements = _name_outputs(elements)
         shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
-        if self.as_is:
-            preprocess = replace(preprocess, form=None)
-        if is_dense and self.invert != "auto":
-            raise ArgumentError("invert", f"the task {self.task.name} takes pictures as they are")
-        decode = partial(_decode, preprocess, is_dense, self.invert)
-        for batch in decode_batches(decode, shares, self.workers, "inputs"):
+        for batch in decode_batches(_decoder(self), shares, self.workers, "inputs"):
             for outcomes in ranks.gather(self._predict(batch)):
                 for outcome in outcomes:
                     if not isinstance(outcome, DataError):
@@ -275,8 +269,7 @@ class Predictor:
         Returns:
             The prediction of each, or why it cannot be read.
         """
-        preprocess = model_metadata(self.task.model).preprocess
-        return self._predict(_decode(preprocess, self.task.is_dense, batch))
+        return self._predict(_decoder(self)(batch))
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
@@ -398,6 +391,17 @@ def _batches(elements: Iterator[Input], size: int) -> Iterator[list[Input]]:
     ranks = current()
     while batch := list(islice(elements, size * ranks.world_size)):
         yield batch[ranks.shard(len(batch))]
+
+
+def _decoder(predictor: Predictor) -> Callable[[list[Input]], list[Input]]:
+    """A function that makes of inputs what the model of a predictor takes."""
+    task = predictor.task
+    preprocess = model_metadata(task.model).preprocess
+    if predictor.as_is:
+        preprocess = replace(preprocess, form=None)
+    if task.is_dense and predictor.invert != "auto":
+        raise ArgumentError("invert", f"the task {task.name} takes pictures as they are")
+    return partial(_decode, preprocess, task.is_dense, predictor.invert)
 
 
 def _decode(preprocess: Preprocess, is_dense: bool, invert: str, batch: list[Input]) -> list[Input]:

@@ -21,7 +21,7 @@ from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.errors import ArgumentError, DataError, RunError, one_line
 from torchcaps.reporting.prediction import Inputs, Predictor, Row
 from torchcaps.training.checkpoint import model_file
-from torchcaps.training.files import CALIBRATION_FILE, MODEL_FILE
+from torchcaps.training.files import MODEL_FILE
 from torchcaps.types import model_metadata
 
 Texts = dict[str, np.ndarray]  # a column of JSON
@@ -105,8 +105,6 @@ def stream(
 
     file = model_file(Path(predictor.run))
     files = {MODEL_FILE: file.read_bytes()}
-    if predictor.calibration is not None:
-        files[CALIBRATION_FILE] = file.with_name(CALIBRATION_FILE).read_bytes()
     getLogger("ray.data").setLevel(ERROR)  # else it tells of itself
     try:
         ray.init(
@@ -130,12 +128,7 @@ def stream(
             batch_size=1 if predictor.task.is_dense else predictor.batch_size,
             compute=ActorPoolStrategy(size=workers or int(resources[kind])),
             num_gpus=int(kind == "GPU"),
-            fn_constructor_args=(
-                predictor,
-                device,
-                files,
-                plugins.imported(),
-            ),
+            fn_constructor_args=(predictor, device, files, plugins.imported()),
         )
         for batch in outcomes.iter_batches(batch_size=None):
             for outcome in map(json.loads, batch["outcome"]):

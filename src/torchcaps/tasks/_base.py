@@ -8,7 +8,8 @@ never a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -89,6 +90,9 @@ class Task(nn.Module):
     targets: tuple[str, ...] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
+    # Facts about the targets of the training images that predictions need, such as units, plain
+    # values by name; they are kept with the model (`ModelMetadata.targets`).
+    target_facts: Mapping[str, Any] = MappingProxyType({})
     # Why this task has another score than its class, a sentence.
     score_reason: str = ""
     # Names that the setting `loss` may have; the first one is taken where neither run nor model
@@ -134,13 +138,8 @@ class Task(nn.Module):
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
-        if images is not None and "size" in images.targets and not self.spec.any_size:
-            name = type(model).__name__
-            raise ArgumentError(
-                "images",
-                f"expected one size, as {name} takes no other, got several; resize them, or take a "
-                "network of any size, such as segcaps or capsule_head",
-            )
+        if images is not None:
+            check_one_size(self, images)
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
@@ -178,13 +177,6 @@ class Task(nn.Module):
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Targets `[n, ...]` of a set for batches of an evaluation."""
         return select_targets(images, self.targets)
-
-    def target_facts(self, images: Dataset) -> dict[str, Any]:
-        """Facts about the targets of the training images that predictions need, such as units.
-
-        They are kept with the model (`ModelMetadata.targets`): plain values by name, as JSON has.
-        """
-        return {}
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """A batch to train with: in training mode its inputs are changed at random.
@@ -320,6 +312,22 @@ def evaluate_task(
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of several batches as those of one, on the CPU."""
     return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+
+
+def check_one_size(task: Task, images: Dataset) -> None:
+    """Raise ArgumentError for images of several sizes where the model takes one.
+
+    Args:
+        task: around the model.
+        images: what it is for.
+    """
+    if "size" in images.targets and not task.spec.any_size:
+        name = type(task.model).__name__
+        raise ArgumentError(
+            "images",
+            f"expected one size, as {name} takes no other, got several; resize them, or take a "
+            "network of any size, such as segcaps or capsule_head",
+        )
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:

@@ -57,6 +57,30 @@ def huber(predicted: Tensor, true: Tensor, *_: Any) -> Tensor:
     return F.huber_loss(predicted, true)
 
 
+def value_facts(images: Dataset) -> dict[str, Any]:
+    """Names, means and standard deviations of the values of images.
+
+    Args:
+        images: with the target "value", `[n, values]`.
+
+    Raises:
+        ArgumentError: values that are not finite.
+    """
+    values = columns(images.targets["value"]).cpu().double()
+    if not values.isfinite().all():
+        raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
+    num_values = values.shape[1]
+    names = images.classes
+    if not len(names) == len(set(names)) == num_values:
+        names = tuple(f"value {index}" for index in range(num_values))
+    spread = values.std(dim=0, correction=0)
+    return {
+        "names": list(names),
+        "mean": values.mean(dim=0).tolist(),
+        "std": torch.where(spread > 0, spread, 1.0).tolist(),
+    }
+
+
 @register_task("regress")
 class Regress(Task):
     """Real numbers of an image, which poses of capsules say.
@@ -79,25 +103,8 @@ class Regress(Task):
                 "regress reads values from poses, and expected a model that declares them "
                 f"(spec.pose) and has a method capsules(images), got {type(self.model).__name__}",
             )
-
-    def target_facts(self, images: Dataset) -> dict[str, Any]:
-        """Names, means and standard deviations of the values of the training images.
-
-        Raises ArgumentError for values that are not finite.
-        """
-        values = columns(images.targets["value"]).cpu().double()
-        if not values.isfinite().all():
-            raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
-        num_values = values.shape[1]
-        names = images.classes
-        if not len(names) == len(set(names)) == num_values:
-            names = tuple(f"value {index}" for index in range(num_values))
-        spread = values.std(dim=0, correction=0)
-        return {
-            "names": list(names),
-            "mean": values.mean(dim=0).tolist(),
-            "std": torch.where(spread > 0, spread, 1.0).tolist(),
-        }
+        if images is not None:
+            self.target_facts = value_facts(images)
 
     @cached_property
     def _facts(self) -> tuple[list[str], Tensor, Tensor]:

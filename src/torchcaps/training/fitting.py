@@ -139,10 +139,8 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
-        known = model_metadata(network)
-        facts = task.target_facts(images)
-        if facts != known.targets:
-            set_model_metadata(network, replace(known, targets=facts))
+        facts = dict(task.target_facts)
+        set_model_metadata(network, replace(model_metadata(network), targets=facts))
         if transform is not None:
             _add_transform(task, transform)
         sentences = list(_model_notes(model, task, val_images, verbose))
@@ -163,18 +161,24 @@ def fit(
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
+    _remember(model, images, trainer)
+    return Fitted(model.eval(), trainer.history)
+
+
+def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
+    """What a model was trained for, for `predict`, `evaluate` and `save`."""
+    task = trainer.task
+    network = find_network(model)
     img_size = network.img_size if "size" in images.targets else images.img_size
-    # What the model was trained for, for `predict`, `evaluate` and `save`.
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=replace(preprocessing(images, config.data.crop), img_size=img_size),
+        preprocess=replace(preprocessing(images, trainer.config.data.crop), img_size=img_size),
         task=task.name,
         spec=task.spec,
-        calibration=trainer.calibration or calibration_of(task, val_images),
+        calibration=trainer.calibration or calibration_of(task, trainer.val_images),
     )
     set_model_metadata(model, metadata)
-    return Fitted(model.eval(), trainer.history)
 
 
 def _fit_data(
