@@ -58,7 +58,7 @@ def calibration_of(task: Task, val_images: Dataset) -> dict[str, Any] | None:
     if activations is None or activations.shape[1] < 2:
         return None
     errors = None
-    if task.spec.decoder and task.spec.pose:
+    if task.spec.decoder and task.spec.pose and task.config.task.reconstruction:
         parts = []
         for rows in torch.arange(len(val_images)).split(CHUNK):
             parts.append(reconstruction_distances(task.model, val_images.float_images(rows)))
