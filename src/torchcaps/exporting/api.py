@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +24,7 @@ from torchcaps.training.run import is_run
 from torchcaps.types import model_metadata, spec_of
 
 FORMAT = 1  # of the metadata
-NUM_IMAGES = 100  # that a file is checked with
-BATCH_SIZES = (*[64], *[3] * 10, *[1] * 6)
+BATCH_SIZES = (*[64], *[3] * 10, *[1] * 6)  # of 100 images that a file is checked with
 MOST_PIXELS = 128**2  # of images of which 64 fit in memory where each pixel has capsules
 FEW_BATCH_SIZES = (4, 3, 1)
 TOLERANCE = 1e-5  # of outputs
@@ -186,25 +186,22 @@ def _check_images(
 ) -> tuple[list[Tensor], str]:
     """Batches of images to check a file with, and what they are in words."""
     preprocess = model_metadata(model).preprocess
-    has_run = not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run))
     shape: Any = getattr(model, "image_shape", None)
     if preprocess is not None:
         shape = (preprocess.in_chans, *preprocess.model_size)
-    sizes = BATCH_SIZES
-    if has_run:
+    if shape is None:
+        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
+    is_large = spec_of(model).is_dense and math.prod(shape[1:]) > MOST_PIXELS
+    sizes = FEW_BATCH_SIZES if is_large else BATCH_SIZES
+    if not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run)):
         _, data = open_task(model_or_run, root=root, device="cpu")
-        spread = torch.linspace(0, len(data) - 1, min(NUM_IMAGES, len(data))).long()
+        spread = torch.linspace(0, len(data) - 1, min(sum(sizes), len(data))).long()
         images = data.float_images(spread)
         source = f"{counted(len(images), 'test image')} of {data.name}"
-    elif shape is None:
-        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
     else:
         generator = torch.Generator().manual_seed(0)
-        images = torch.rand(NUM_IMAGES, *shape, generator=generator)
-        source = f"{NUM_IMAGES} random images, seed 0"
-    if spec_of(model).is_dense and images[0, 0].numel() > MOST_PIXELS:
-        sizes = FEW_BATCH_SIZES
-        source = source.replace(str(len(images)), str(min(sum(sizes), len(images))), 1)
+        images = torch.rand(sum(sizes), *shape, generator=generator)
+        source = f"{len(images)} random images, seed 0"
     # Where there are fewer images they are taken again, so that all sizes of batches occur.
     indices = torch.arange(sum(sizes)) % len(images)
     return [images[batch] for batch in indices.split(sizes)], source

@@ -85,6 +85,16 @@ class ExportFormat:
     half_limit: int | None = None
 
 
+def answer_of(model: Callable[[Tensor], Tensor]) -> Answer:
+    """What a module of torch answers with, as a function of arrays."""
+
+    def answer(images: NDArray[Any]) -> NDArray[Any]:
+        with torch.inference_mode():
+            return model(torch.from_numpy(images)).numpy()
+
+    return answer
+
+
 EXPORT_FORMATS: Registry[ExportFormat] = Registry("export format", "torchcaps.exporting")
 
 
@@ -107,8 +117,8 @@ def register_export_format(
             it.
         reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
             weights so.
-        file: where it is written by default, within the folder of a run; "model" and the suffix
-            unless given.
+        file: where it is written by default, within the folder of a run; else "model" and the
+            suffix, or the name of a format that is a folder.
         half_limit: its files have weights of more numbers than this in float16 in any case.
         replace: allow a name that is taken.
 
@@ -120,7 +130,8 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        export_format = ExportFormat(suffix, write, read, file or f"model{suffix}", half_limit)
+        default = f"model{suffix}" if suffix else name
+        export_format = ExportFormat(suffix, write, read, file or default, half_limit)
         EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
         return write
 

@@ -434,10 +434,10 @@ def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
 
     def write(row: Row) -> None:
         nonlocal writer
-        cells = columns(row, top_k)
-        for name, cell in cells.items():
-            if isinstance(cell, float):
-                cells[name] = f"{cell:.{DIGITS}g}"
+        cells = {
+            name: f"{cell:.{DIGITS}g}" if isinstance(cell, float) else cell
+            for name, cell in columns(row, top_k).items()
+        }
         if writer is None:
             writer = csv.DictWriter(stream, list(cells), lineterminator="\n")
             writer.writeheader()
@@ -493,12 +493,13 @@ def _parquet_rows(path: Path, top_k: int) -> Iterator[Writer]:
         nonlocal writer
         table = pa.Table.from_pylist(rows, writer and writer.schema)
         if writer is None:
-            schema = table.schema
-            for index, field in enumerate(schema):
-                if pa.types.is_null(field.type):  # the first rows may have no probability
-                    schema = schema.set(index, field.with_type(pa.float64()))
-            table = table.cast(schema)
-            writer = parquet.ParquetWriter(path, schema)
+            # The first rows may have no probability.
+            schema = [
+                field.with_type(pa.float64()) if field.type == pa.null() else field
+                for field in table.schema
+            ]
+            table = table.cast(pa.schema(schema))
+            writer = parquet.ParquetWriter(path, table.schema)
         writer.write_table(table)
         rows.clear()
 
