@@ -30,34 +30,37 @@ GAP = 2  # between columns
 STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
-
-# Signs that the encoding of a console may lack.
-PLAIN = {
-    "✓": "+",
-    "✗": "-",
-    "→": "->",
-    "−": "-",
-    "–": "-",
+# What stands for a character that the encoding of the terminal lacks; others are escaped.
+SUBSTITUTES = {
     "±": "+-",
     "×": "x",
-    "·": "-",
     "…": "...",
+    "→": "->",
+    "°": " deg",
+    "²": "^2",
+    "−": "-",
+    "–": "-",
+    "·": "-",
+    "✓": "+",
+    "✗": "-",
 }
-
-
-def plain_signs(error: UnicodeError) -> tuple[str, int]:
-    """An error handler of `codecs`: signs in ASCII, and all else escaped."""
-    if isinstance(error, UnicodeEncodeError) and (sign := PLAIN.get(error.object[error.start])):
-        return sign, error.start + 1
-    text, end = codecs.backslashreplace_errors(error)
-    return str(text), end
-
-
-codecs.register_error("torchcaps", plain_signs)
+LOSSY = "torchcaps.lossy"  # the name of `substitute` among the error handlers of codecs
 
 
 class UsageError(Exception):
     """The command line is wrong: one sentence, exit status 2."""
+
+
+def substitute(error: UnicodeError) -> tuple[str, int]:
+    """What is printed in place of characters that an encoding lacks, and where to go on."""
+    assert isinstance(error, UnicodeEncodeError)
+    texts = []
+    for character in error.object[error.start : error.end]:
+        texts.append(SUBSTITUTES.get(character, ascii(character)[1:-1]))
+    return "".join(texts), error.end
+
+
+codecs.register_error(LOSSY, substitute)
 
 
 @contextmanager

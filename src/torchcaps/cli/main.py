@@ -14,7 +14,7 @@ from contextlib import (
 
 import torchcaps as tc
 from torchcaps.cli import export, lists, predict, report, train
-from torchcaps.cli.console import UsageError, ignore_signals, sigterm_as_exit
+from torchcaps.cli.console import LOSSY, UsageError, ignore_signals, sigterm_as_exit
 from torchcaps.cli.parser import find_values, hinted, parse
 
 # A function's keyword-only parameters are its flags, beside `--import` and `--threads`; its
@@ -52,13 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     As one of several processes that `torchrun` started it ends the process instead.
     """
     # A stream that the caller closed writes to nowhere; otherwise the next file opened would take its
-    # place. Characters that an encoding lacks are replaced or escaped.
+    # place. Characters that an encoding lacks are replaced.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (to the end)
+            setattr(sys, name, nowhere)
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
-            stream.reconfigure(errors="torchcaps")
+            stream.reconfigure(errors=LOSSY)
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return run_command(arguments)
@@ -143,7 +144,11 @@ def _join_processes(arguments: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def _silence() -> Iterator[None]:
     """Print nothing while open."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
         yield
 
 
