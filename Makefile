@@ -67,7 +67,7 @@ test-engines: engines
 engines:
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -c "import torch" 2>/dev/null || $(ENGINES)/bin/python -m pip install "$(TORCH)"
-	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray]" "pyspark>=4.3"
+	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray,log]" "pyspark>=4.3"
 
 # What `python -m benchmarks.gpu --output DIR` needs on a machine without network, beside torch: 62 MB.
 gpu-bundle: $(INSTALLED)
@@ -128,6 +128,7 @@ dependencies: engines
 # The gallery of figures; its runs are trained where they are absent, which takes minutes.
 gallery: runs/capsnet-digits/model.safetensors
 	$(BIN)/python tools/make_gallery.py runs/capsnet-digits
+	$(BIN)/python tools/make_screenshots.py
 
 runs/capsnet-digits/model.safetensors: | $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits --output runs/capsnet-digits
@@ -152,8 +153,10 @@ runs/capsnet-pairs/model.safetensors: | $(INSTALLED)
 
 install: $(INSTALLED)
 
-# The slow tests of the explorer's page drive a browser; where none can be had they are skipped, and this says so.
-browser:
+# Tests of the explorer's page drive a browser; where none can be had they are skipped, and this says so.
+# Of one package only the script axe-core is used, which checks that a page is accessible.
+browser: $(INSTALLED)
+	@$(BIN)/python -m pip install -q --no-deps axe-playwright-python || echo "No axe-core: its tests will be skipped."
 	@have() { for name; do command -v $$name >/dev/null && return; done; return 1; }; \
 	whole() { have chromium chromium-browser google-chrome && have chromedriver; }; \
 	root() { if [ "$$(id -u)" = 0 ]; then "$$@"; else sudo -n "$$@"; fi; }; \

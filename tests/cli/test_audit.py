@@ -71,12 +71,12 @@ def test_a_run_is_audited_with_its_own_options(command, words, bars):
 @pytest.mark.parametrize(
     ("change", "status", "sentence"),
     [
-        (["--seeds", "0"], 2, "--seeds: expected at least 1"),
-        (["--level", "2"], 2, "--level: expected between 0 and 1"),
+        (["--seeds", "0"], 2, "seeds: expected at least 1"),
+        (["--level", "2"], 2, "level: expected between 0 and 1"),
         (["--margin", "no"], 2, "margin: expected a share such as 10%"),
-        (["--output", "all.txt"], 1, "output_file: expected a file ending in .csv"),
-        (["--folds", "2"], 1, "folds: expected at least 3"),
-        (["--patience", "1"], 1, "patience: expected none"),
+        (["--output", "all.txt"], 2, "output_file: expected a file ending in .csv"),
+        (["--folds", "2"], 2, "folds: expected at least 3"),
+        (["--patience", "1"], 2, "patience: expected none"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(command, words, change, status, sentence):

@@ -168,6 +168,8 @@ def test_files(tmp_path):
     assert run.config.augmentation.shift == 0  # it would change what the values say
     evaluation = tc.evaluate(run, output=run.path)
     assert evaluation.num_samples == 12
+    (tmp_path / "other.csv").write_text((tmp_path / "set.csv").read_text())
+    assert tc.evaluate(run, str(tmp_path / "other.csv")).num_samples == 60
     model = tc.load(run.path)
     pictures = [str(tmp_path / "0.png"), str(tmp_path / "1.png")]
     rows = tc.Predictor(run.path)(pictures)
@@ -203,7 +205,7 @@ def test_refused():
     with pytest.raises(ValueError, match="trained by the task regress"):
         tc.evaluate(small(2), images)
     with pytest.raises(
-        ValueError, match="unknown loss 'margin' of the task regress, .* of classify"
+        ValueError, match="unknown loss 'margin'; known: huber, mse .*register_loss"
     ):
         fitted(small(2), images, loss="margin")
     images.targets["value"][0] = torch.nan

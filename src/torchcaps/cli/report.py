@@ -28,7 +28,6 @@ from torchcaps.cli.parser import (
     Run,
     RunOrOurs,
     check_flag,
-    use_threads,
 )
 
 
@@ -312,43 +311,34 @@ def explore(
     run: RunOrOurs = None,
     other: Path | None = None,
     *,
-    data: str | None = None,
     root: Root = None,
-    host: str = "127.0.0.1",
-    port: int = 8700,
+    port: int | None = None,
     open: bool = True,
-    device: Device = "auto",
-    threads: int = 1,
 ) -> int:
-    """Serve a page on this machine to draw a digit and watch the capsules. Ctrl-C ends it.
+    """Open the page that shows what a network's capsules say while you draw.
+
+    The page is one file, page/index.html in the run folder, and works without torchcaps. A model that
+    it cannot carry is answered for by a server on this machine, until Ctrl-C.
 
     Example: torchcaps explore runs/capsnet-digits
 
     Args:
         other: A second run folder or model file, to compare with on the same input.
-        data: Data set, by name or path, to choose test images from; by default the run's own.
-        host: Address to listen on; for any address but this machine's own, requests need the token in
-            the printed address.
-        port: First port to try; the next ones are tried if it is in use.
-        open: Open the page in the browser; --no-open does not.
-        threads: Processor threads; more threads hardly help for one image at a time.
+        port: Serve the page from this port of this machine, or the next free one.
+        open: Open the page in the browser; --no-open only says where it is.
     """
-    check_flag("--port", port, low=0, high=65535)
-    use_threads(threads)
-    note("reading the model ...")
+    if port is not None:
+        check_flag("--port", port, low=0, high=65535)
+    note("making the page ...")
     try:
-        with sigterm_as_exit(os._exit):  # it writes nothing, and may be in the middle of a pass
+        with sigterm_as_exit(os._exit):  # a server writes nothing
             tc.explore(
                 run,
                 other,
-                data=data,
                 root=root,
-                host=host,
                 port=port,
                 open_page=open,
-                device=device,
                 log=lambda line: print(line, flush=True),
-                warn=note,
             )
     except KeyboardInterrupt:
         note("stopped")

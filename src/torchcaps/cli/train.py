@@ -152,15 +152,9 @@ def audit(
         output: File for every prediction, ending in .csv, .jsonl or .parquet.
         json: Print JSON instead of text.
     """
-    from torchcaps.reporting.evaluated import read_margin
-
     if "data" not in settings:
         raise UsageError("--data: expected a data set, got none")
-    check_flag("--seeds", seeds, low=1)
-    check_flag("--level", level, low=0, high=1)
-    with usage():
-        read_margin(margin)
-    with counting("training heads") as progress:
+    with usage(), counting("training heads") as progress:
         audited = tc.audit(
             run_or_backbone,
             shifted=shifted,

@@ -46,6 +46,11 @@ from torchcaps.evaluation.comparison.uncertainty import (
     holm as holm,
     seeds_needed as seeds_needed,
 )
+from torchcaps.evaluation.decoding.pose_axes import (
+    PoseAxes as PoseAxes,
+    measure_drawings as measure_drawings,
+    pose_axes as pose_axes,
+)
 from torchcaps.evaluation.decoding.reconstruction import (
     Perturbation as Perturbation,
     Reconstructions as Reconstructions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +24,7 @@ from torchcaps.training.run import is_run
 from torchcaps.types import model_metadata, spec_of
 
 FORMAT = 1  # of the metadata
-NUM_IMAGES = 100  # that a file is checked with
-BATCH_SIZES = (*[64], *[3] * 10, *[1] * 6)
+BATCH_SIZES = (*[64], *[3] * 10, *[1] * 6)  # of 100 images that a file is checked with
 MOST_PIXELS = 128**2  # of images of which 64 fit in memory where each pixel has capsules
 FEW_BATCH_SIZES = (4, 3, 1)
 TOLERANCE = 1e-5  # of outputs
@@ -96,11 +96,11 @@ def export(
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
-        path: of the file. What was there before is replaced when all is done; but a folder, which
-            "hub" writes, replaces none.
-        format: "onnx", "torch", "hub", or one that was registered; by default from the ending of
-            `path`.
-        half: store weights in float16.
+        path: of the file, or of the folder of a page. What was there before is replaced when all is
+            done; but a folder, which "hub" writes, replaces none.
+        format: "onnx", "torch", "hub", "page", or one that was registered; by default from the
+            ending of `path`.
+        half: store all weights in float16; a page does so with large ones in any case.
         int8: store the matrices of capsule layers as whole numbers of 8 bits.
         opset: version of the operators of ONNX; by default the converter's.
         root: where the named data set of a run is looked for first.
@@ -121,12 +121,19 @@ def export(
     """
     path = Path(path)
     name = _format_name(path, format)
+    export_format = EXPORT_FORMATS[name]
+    default = Path(export_format.file)
+    if default.name != export_format.file and not path.suffix:  # its files are alone in a folder
+        path /= default.name
+    half_limit = 0 if half else export_format.half_limit
     for option, value in {"opset": opset, "half": half, "int8": int8}.items():
         if value and option not in EXPORT_FORMATS.reads(name):
             raise ArgumentError(option, f"the format {name} has none")
     model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
-    stored = StoredWeights(model, half, int8).eval() if half or int8 else model
+    stored = model
+    if half_limit is not None or int8:
+        stored = StoredWeights(model, half_limit, int8).eval()
     expected = _answers(stored, images)
     reference = expected if stored is model else _answers(model, images)
     loss = largest_difference(expected, reference)
@@ -134,7 +141,7 @@ def export(
     if not spec_of(model).is_dense:
         pairs = zip(expected, reference, strict=True)
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
-    weights = " and ".join(["int8"] * int8 + ["float16"] * half) or "float32"
+    weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
     metadata = _describe(model_or_run, model) | {
         "weights": weights,
@@ -145,8 +152,9 @@ def export(
     make_folder(path.parent)
     with atomic(path) as partial:
         start = perf_counter()
-        export_format = EXPORT_FORMATS[name]
-        export_format.write(Subject(stored, images[0][:2], metadata, model_or_run, opset), partial)
+        export_format.write(
+            Subject(stored, images[0][:2], metadata, model_or_run, opset, root), partial
+        )
         seconds = perf_counter() - start
         answer = export_format.read(partial)
         difference = largest_difference(_answers_of_file(answer, images, expected), expected)
@@ -178,25 +186,22 @@ def _check_images(
 ) -> tuple[list[Tensor], str]:
     """Batches of images to check a file with, and what they are in words."""
     preprocess = model_metadata(model).preprocess
-    has_run = not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run))
     shape: Any = getattr(model, "image_shape", None)
     if preprocess is not None:
         shape = (preprocess.in_chans, *preprocess.model_size)
-    sizes = BATCH_SIZES
-    if has_run:
+    if shape is None:
+        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
+    is_large = spec_of(model).is_dense and math.prod(shape[1:]) > MOST_PIXELS
+    sizes = FEW_BATCH_SIZES if is_large else BATCH_SIZES
+    if not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run)):
         _, data = open_task(model_or_run, root=root, device="cpu")
-        spread = torch.linspace(0, len(data) - 1, min(NUM_IMAGES, len(data))).long()
+        spread = torch.linspace(0, len(data) - 1, min(sum(sizes), len(data))).long()
         images = data.float_images(spread)
         source = f"{counted(len(images), 'test image')} of {data.name}"
-    elif shape is None:
-        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
     else:
         generator = torch.Generator().manual_seed(0)
-        images = torch.rand(NUM_IMAGES, *shape, generator=generator)
-        source = f"{NUM_IMAGES} random images, seed 0"
-    if spec_of(model).is_dense and images[0, 0].numel() > MOST_PIXELS:
-        sizes = FEW_BATCH_SIZES
-        source = source.replace(str(len(images)), str(min(sum(sizes), len(images))), 1)
+        images = torch.rand(sum(sizes), *shape, generator=generator)
+        source = f"{len(images)} random images, seed 0"
     # Where there are fewer images they are taken again, so that all sizes of batches occur.
     indices = torch.arange(sum(sizes)) % len(images)
     return [images[batch] for batch in indices.split(sizes)], source

@@ -9,11 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from torchcaps.errors import ArgumentError, ExportError, one_line
-from torchcaps.exporting.formats import Answer, Subject, register_export_format
+from torchcaps.exporting.formats import Answer, Subject, answer_of, register_export_format
 from torchcaps.reporting.prediction import load_model
 from torchcaps.training import Run, load, save
 from torchcaps.training.files import (
@@ -70,16 +69,10 @@ def read_hub(path: Path) -> Answer:
     Returns:
         The function that it answers with.
     """
-    model = load(path)
-
-    def answer(images: NDArray) -> NDArray:
-        with torch.inference_mode():
-            return model(torch.from_numpy(images)).numpy()
-
-    return answer
+    return answer_of(load(path))
 
 
-@register_export_format("hub", "", read_hub, reads=("half",), file="hub")
+@register_export_format("hub", "", read_hub, reads=("half",))
 def write_hub(subject: Subject, path: Path) -> None:
     """Write a folder; its config.json is the metadata.
 

@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 
 import torch
-from numpy.typing import NDArray
 
-from torchcaps.exporting.formats import METADATA_KEY, Answer, Subject, register_export_format
+from torchcaps.exporting.formats import (
+    METADATA_KEY,
+    Answer,
+    Subject,
+    answer_of,
+    register_export_format,
+)
 
 
 def read_program(path: Path) -> Answer:
@@ -19,13 +24,7 @@ def read_program(path: Path) -> Answer:
         The function that it answers with.
     """
     with path.open("rb") as file:
-        run = torch.export.load(file).module()
-
-    def answer(images: NDArray) -> NDArray:
-        with torch.inference_mode():
-            return run(torch.from_numpy(images)).numpy()
-
-    return answer
+        return answer_of(torch.export.load(file).module())
 
 
 @register_export_format("torch", ".pt2", read_program)

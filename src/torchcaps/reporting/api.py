@@ -97,6 +97,8 @@ def open_task(
         options = {"max_bytes": own.max_bytes, **own.options, **options}
     elif has_run:  # of a model alone, nobody knows what it has seen
         options["classes"] = metadata.classes
+        if isinstance(data, str | Path) and Path(data).suffix.lower() == ".csv":
+            options.setdefault("value_column", own.value_column)
     if isinstance(data, str | Path):
         preprocess = metadata.preprocess
         sizes = model if preprocess is None else preprocess
@@ -163,6 +165,7 @@ def evaluate(
         emit: called with each sentence on what was read and what was left out.
         options: how image files are read, as `load_dataset` takes them: `skip_damaged`,
             `label_column`, ...; by default as in the training where that was with the same data.
+            The columns of values are those of the training in another table too.
 
     Returns:
         What the task measures: of a classifier `accuracy`, per class and overall, loss, calibration

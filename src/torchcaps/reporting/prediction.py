@@ -286,7 +286,8 @@ class Predictor:
     def _predict_group(self, batch: list[Input]) -> list[Row]:
         """Predictions of inputs of one shape."""
         task = self.task
-        images = torch.from_numpy(np.stack([element.source for element in batch]))
+        sources: list[Any] = [element.source for element in batch]
+        images = torch.from_numpy(np.stack(sources))
         with eval_mode(task.model), torch.inference_mode():
             if task.is_dense:
                 from torchcaps.tasks.masks import predict_masks

@@ -138,8 +138,12 @@ class Task(nn.Module):
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
                 f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
             )
-        if images is not None:
-            check_one_size(self, images)
+        if images is not None and "size" in images.targets and not self.spec.any_size:
+            raise ArgumentError(
+                "images",
+                f"expected one size, as {type(model).__name__} takes no other, got several; resize "
+                "them, or take a network of any size, such as segcaps or capsule_head",
+            )
         self.classes = model_metadata(model).classes if images is None else images.classes
         if config is None:
             return
@@ -312,22 +316,6 @@ def evaluate_task(
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of several batches as those of one, on the CPU."""
     return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-
-
-def check_one_size(task: Task, images: Dataset) -> None:
-    """Raise ArgumentError for images of several sizes where the model takes one.
-
-    Args:
-        task: around the model.
-        images: what it is for.
-    """
-    if "size" in images.targets and not task.spec.any_size:
-        name = type(task.model).__name__
-        raise ArgumentError(
-            "images",
-            f"expected one size, as {name} takes no other, got several; resize them, or take a "
-            "network of any size, such as segcaps or capsule_head",
-        )
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:

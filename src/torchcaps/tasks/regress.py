@@ -110,14 +110,12 @@ class Regress(Task):
     def _facts(self) -> tuple[list[str], Tensor, Tensor]:
         """What `target_facts` gave in the training of the model."""
         facts = model_metadata(self.model).targets
-        try:
-            mean, std = torch.tensor([facts["mean"], facts["std"]], dtype=torch.float64)
-            names = [name for name, _ in zip(facts["names"], mean, strict=True)]
-        except (KeyError, TypeError, ValueError) as error:
+        if "std" not in facts:
             raise ArgumentError(
                 "model", "expected one that was trained by the task regress, got another"
-            ) from error
-        return names, mean, std
+            )
+        mean, std = torch.tensor([facts["mean"], facts["std"]], dtype=torch.float64)
+        return facts["names"], mean, std
 
     def _standardized(self, values: Tensor) -> Float[Tensor, "batch values"]:
         """Values in units of the standard deviation of the training images, from their mean."""

@@ -58,7 +58,7 @@ def calibration_of(task: Task, val_images: Dataset) -> dict[str, Any] | None:
     if activations is None:
         return None
     errors = None
-    if task.spec.decoder and task.spec.pose:
+    if task.spec.decoder and task.spec.pose and task.config.task.reconstruction:
         chunks = map(val_images.float_images, torch.arange(len(val_images)).split(CHUNK))
         errors = torch.cat([reconstruction_distances(task.model, chunk) for chunk in chunks])
     return calibrate(activations, outputs["labels"], errors).to_dict()

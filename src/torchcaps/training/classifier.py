@@ -196,9 +196,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         Returns:
             `[n]` of `classes_`.
         """
-        check_is_fitted(self)
-        shares = self.predict_proba(X)
-        return self.classes_[shares.argmax(axis=1)]
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
 
     def _images(self, rows: Any) -> Tensor:
         """Rows as images of one pixel, `[n, features, 1, 1]`; images `[n, channels, h, w]`."""
