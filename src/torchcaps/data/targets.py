@@ -101,7 +101,7 @@ def read_targets(
         ArgumentError: other forms, two forms that are possible, or what is no class.
     """
     tensors: dict[str, Tensor] = {}
-    form_of = {**(forms or {})}
+    form_of = dict(forms or {})
     for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
         name = TARGET_KEYS.get(key, key)
         array = to_array(rows)

@@ -54,7 +54,7 @@ class RoutingTrace(NamedTuple):
         Returns:
             A trace of the changed tensors.
         """
-        return tree_map_only(Tensor, change, self._replace(extras={**self.extras}))
+        return tree_map_only(Tensor, change, self._replace(extras=dict(self.extras)))
 
 
 class _Recorder(list[RoutingTrace]):

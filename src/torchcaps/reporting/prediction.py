@@ -350,8 +350,8 @@ def _complete(
         activations = row["activations"]
         row["activations"] = dict(islice(activations.items(), predictor.top_k))
         lengths = list(activations.values())
-        first, second = lengths[0], max(lengths[1:], default=0.0)
-        figures = {"length": first, "margin": first - second, "error": error}
+        first = row["activation"]
+        figures = {"length": first, "margin": first - max(lengths[1:], default=0.0), "error": error}
         reason = element.problem
         if not reason and threshold is not None and first < threshold:
             reason = f"its largest activation {first:.3g} is below {threshold:.3g}"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 
 from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.images import check_size, decode_image
-from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
+from torchcaps.data.pixels import channels_first, deep_to_bytes, to_channels, to_float
 from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
 from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
 from torchcaps.errors import ArgumentError
@@ -108,7 +108,7 @@ def as_set(
             )
         images, labels = data
     sizes = None
-    if _has_several_shapes(images):
+    if _is_ragged(images):
         images = [image_tensor(image[None], model)[0] for image in images]
         sizes = torch.tensor([image.shape[1:] for image in images])
         images = _padded(images)
@@ -125,14 +125,14 @@ def as_set(
     return replace(images, targets=targets, preprocess=OwnSizePreprocess)
 
 
-def _has_several_shapes(rows: Any) -> bool:
+def _is_ragged(rows: Any) -> bool:
     """Whether rows are a list of arrays of several shapes."""
     return isinstance(rows, list | tuple) and len({getattr(row, "shape", 0) for row in rows}) > 1
 
 
 def _padded(rows: Any) -> Any:
     """Arrays of several shapes as one, with zeros at the end of each axis; others as they are."""
-    if not _has_several_shapes(rows):
+    if not _is_ragged(rows):
         return rows
     arrays = list(map(np.asarray, rows))
     shape = np.max([array.shape for array in arrays], axis=0)
@@ -181,22 +181,12 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
         raise ArgumentError(
             "data", f"expected images as an array, a tensor or a list of pictures ({error})"
         ) from None
-    if pixels.dim() == 3:
-        pixels = pixels.unsqueeze(1)
-    elif pixels.dim() == 4 and _is_channels_last(pixels.shape, model_size(model, "in_chans")):
-        pixels = pixels.movedim(3, 1)
+    pixels = channels_first(pixels, model_size(model, "in_chans"))
     if pixels.is_floating_point():
         return pixels.float().contiguous()
     if pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255:
         pixels = pixels.to(torch.uint8)
     return pixels.contiguous()
-
-
-def _is_channels_last(shape: Sequence[int], in_chans: int | None) -> bool:
-    """Whether the last axis is that of channels: the model's, or else few of them."""
-    if in_chans in shape[1::2]:
-        return shape[1] != in_chans
-    return shape[3] <= MAX_CHANNELS < shape[1]
 
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:

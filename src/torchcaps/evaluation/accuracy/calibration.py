@@ -23,7 +23,6 @@ constant. For lengths with T = 1 it is the normalized reading.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from typing import Any
 
 import torch
@@ -205,11 +204,13 @@ class HeldOutCalibration(EvaluationResult):
         """
         numbers: dict[str, Any] = {field.name: figures.get(field.name) for field in fields(cls)}
         limits = numbers.pop("limits") or {}
+        figures_by_name = list(numbers.items())
         try:
-            parts = [part.items() for part in limits.values()]
+            for part in limits.values():
+                figures_by_name += part.items()
         except AttributeError:
             raise ArgumentError("limits", f"expected limits by name, got {limits!r}") from None
-        for name, figure in chain(numbers.items(), *parts):
+        for name, figure in figures_by_name:
             low = 0 if name == "temperature" else -math.inf
             if type(figure) not in (int, float) or not low < figure < math.inf:
                 raise ArgumentError(name, f"expected a number above {low}, got {figure!r}")
