@@ -48,6 +48,7 @@ def export(
         raise UsageError("--opset: the format torch has none")
     if push is not None and format != "hub":
         raise UsageError(f"--push: expected --format hub, got {format}")
+    note("writing the file, and comparing its answers on test images ...")
     exported = tc.export(run, output, format=format, half=half, int8=int8, opset=opset, root=root)
     rows = [["figure", "value"]]
     for name, figure in exported.to_dict().items():

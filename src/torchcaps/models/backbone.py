@@ -407,6 +407,7 @@ def _build(
         in_chans=3,
         parameters=327_472,
         published="none: see docs/backbones.md",
+        purpose="capsules on a pretrained network of your own",
         control="linear_head",
         control_options=("backbone", "freeze", "max_positions"),
     )
@@ -438,6 +439,7 @@ register_variant(
     title="A linear head on a backbone",
     parameters=269_722,
     published="none: the control of capsule_head",
+    purpose="the plain head that capsule_head is compared with",
     control="",
     control_options=(),
     head="linear",
