@@ -280,6 +280,7 @@ class TrainingSettings(SettingsGroup):
     )
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
     callbacks: tuple[str, ...] = setting((), "names of registered callbacks")
+    log: tuple[str, ...] = setting((), "figures and drawings also for tensorboard, mlflow")
     extended_at: tuple[int, ...] = setting(
         (),
         "epochs after which the finished training was extended; set by a resume with more epochs",

@@ -85,6 +85,7 @@ ELSEWHERE = {
     "graph": "../fakecuda/on_device/check_step_graph.py",
     "checkpoint_every": "",
     "keep_epochs": "",
+    "log": "test_logs.py",
     "patience": "test_update.py",
     "init": "test_initial.py",
     "backbone": "test_features.py",

@@ -34,7 +34,7 @@ from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
-from torchcaps.training.callbacks import CALLBACKS, Callback
+from torchcaps.training.callbacks import Callback, named_callbacks
 from torchcaps.training.device import arithmetic, memory_errors, resolve_precision
 from torchcaps.training.graph import StepGraph, side_stream
 from torchcaps.training.sampling import DatasetBatches, Rows
@@ -130,8 +130,7 @@ class Trainer:
         self.config = config
         self.batches = batches
         self.val_images = val_images
-        named_callbacks = [CALLBACKS[name]() for name in config.training.callbacks]
-        self.callbacks = [*callbacks, *named_callbacks]
+        self.callbacks = [*callbacks, *named_callbacks(config.training)]
         self.ranks = current()
         self.steps_per_epoch = batches.steps(0)
         self.total_steps = config.training.epochs * self.steps_per_epoch

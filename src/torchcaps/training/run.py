@@ -34,7 +34,7 @@ EVALUATION_FILE = "evaluation.json"
 INITIAL_FILE = "initial.safetensors"
 MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
-RESUME_OVERRIDES = ("device", "graph", "root", "max_bytes", "workers")
+RESUME_OVERRIDES = ("device", "graph", "root", "max_bytes", "workers", "log")
 
 
 class Run:

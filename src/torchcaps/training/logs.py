@@ -1,0 +1,154 @@
+"""Figures and drawings of a training, for programs that show them: the setting `log`.
+
+They are written beside `metrics.jsonl`, by the first process, with the clients of these programs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchcaps.training.callbacks import Callback, register_callback
+from torchcaps.transfer import device_of, evaluating
+from torchcaps.types import declares
+
+if TYPE_CHECKING:
+    from torchcaps.training.loop import Trainer
+
+LOG_INTERVAL = 20  # steps between two rows of losses
+NUM_DRAWINGS = 8  # held-out images, each above what the network draws of it
+
+
+class Log(Callback):
+    """Base of logs: losses of steps, figures of epochs, and drawings of held-out images.
+
+    Raises:
+        ImportError: the package of the program is not there.
+    """
+
+    is_late = True
+    is_open = False
+    package: ClassVar[str]
+
+    def __init__(self) -> None:
+        if find_spec(self.package) is None:
+            raise ImportError(f"log: {self.package} is not there: pip install 'torchcaps[log]'")
+
+    def on_start(self, trainer: Trainer) -> None:
+        if trainer.ranks.is_main:
+            self.open(trainer)
+            self.is_open = True
+
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+        if self.is_open and losses["step"] % LOG_INTERVAL == 0:
+            figures = {f"step/{name}": value for name, value in losses.items() if name != "step"}
+            self.write(figures, int(losses["step"]))
+
+    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        if not self.is_open:
+            return
+        step = trainer.state.step
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        self.write({f"epoch/{name}": float(value) for name, value in numbers.items()}, step)
+        picture = drawings(trainer)
+        if picture is not None:
+            self.draw(picture, step)
+
+    def on_end(self, trainer: Trainer) -> None:
+        if self.is_open:
+            self.close()
+
+    @abstractmethod
+    def open(self, trainer: Trainer) -> None:
+        """Begin, or go on where a run is resumed."""
+
+    @abstractmethod
+    def write(self, figures: dict[str, float], step: int) -> None:
+        """Keep figures by name, of a step."""
+
+    @abstractmethod
+    def draw(self, picture: Tensor, step: int) -> None:
+        """Keep a picture `[channels, height, width]` in [0, 1], of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left."""
+
+
+@register_callback(name="tensorboard")
+class TensorBoardLog(Log):
+    """Event files in the folder `tensorboard` of the run; without one, where TensorBoard does."""
+
+    package = "tensorboard"
+
+    def open(self, trainer: Trainer) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = None
+        if trainer.checkpoint is not None:
+            folder = str(trainer.checkpoint.parent.with_name("tensorboard"))
+        # What a run wrote after the state that it goes on from is not shown.
+        self.writer = SummaryWriter(folder, purge_step=trainer.state.step or None)
+
+    def write(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+
+    def draw(self, picture: Tensor, step: int) -> None:
+        self.writer.add_image("drawings", picture, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@register_callback(name="mlflow")
+class MLflowLog(Log):
+    """A run of MLflow, in the store that its environment names, with the settings as parameters."""
+
+    package = "mlflow"
+
+    def open(self, trainer: Trainer) -> None:
+        from mlflow import MlflowClient
+
+        self.client = MlflowClient()
+        name = "torchcaps" if trainer.checkpoint is None else trainer.checkpoint.parent.parent.name
+        experiment = self.client.get_experiment_by_name("torchcaps")
+        number = experiment and experiment.experiment_id
+        number = number or self.client.create_experiment("torchcaps")
+        self.id = self.client.create_run(number, run_name=name).info.run_id
+        for setting, value in trainer.config.flat().items():
+            self.client.log_param(self.id, setting, value)
+
+    def write(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self.client.log_metric(self.id, name, value, step=step)
+
+    def draw(self, picture: Tensor, step: int) -> None:
+        pixels = (picture.movedim(0, 2) * 255).round().byte().numpy()
+        self.client.log_image(self.id, pixels, f"drawings/{step:06d}.png")
+
+    def close(self) -> None:
+        self.client.set_terminated(self.id)
+
+
+def drawings(trainer: Trainer) -> Tensor | None:
+    """Held-out images above what the network draws of them, `[channels, height, width]`.
+
+    None where the network draws nothing, or in other sizes.
+    """
+    model = trainer.model
+    network: Any = model
+    if not (declares(model) and trainer.task.spec.decoder and trainer.task.spec.pose):
+        return None
+    count = min(NUM_DRAWINGS, len(trainer.val_images))
+    images = trainer.val_images.float_images(range(count)).to(device_of(model))
+    with evaluating(model):
+        drawn: Tensor = network.reconstruct(network.capsules(images))
+    if drawn.shape != images.shape:
+        return None
+    rows = torch.stack([images, drawn.clamp(0, 1)])  # [2, n, channels, height, width]
+    return rows.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2).float().cpu()

@@ -1,0 +1,97 @@
+"""Logs of a training for other programs; mlflow's client is a stand-in unless it is there."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from torchcaps.data import load_dataset
+from torchcaps.errors import UnknownNameError
+from torchcaps.training import Interrupted, logs, train
+
+from .makers import stop_after, tiny
+
+class Client:
+    """Keeps what a client of MLflow is told."""
+
+    def __init__(self):
+        self.parameters, self.figures, self.pictures = {}, {}, {}
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id=name)
+
+    def create_run(self, number, run_name):
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"{number} {run_name}"))
+
+    def log_param(self, run, name, value):
+        self.parameters[name] = value
+
+    def log_metric(self, run, name, value, step):
+        self.figures[name, step] = value
+
+    def log_image(self, run, pixels, path):
+        self.pictures[path] = pixels
+
+    def set_terminated(self, run):
+        self.ended = run
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """The client of a module that stands for MLflow."""
+    client = Client()
+    module = ModuleType("mlflow")
+    module.MlflowClient = lambda: client
+    module.__spec__ = ModuleSpec("mlflow", None)
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setattr(logs, "LOG_INTERVAL", 2)
+    return client
+
+
+def test_a_run_logs_losses_figures_drawings_and_settings(bars, tmp_path, client):
+    run = train(tiny(bars, log=("mlflow",)), tmp_path / "bars")
+    assert client.ended == "torchcaps bars"
+    assert client.parameters["batch_size"] == 16
+    for epoch, row in enumerate(run.epochs, start=1):
+        for name in ("train_loss", "val_loss", "val_accuracy"):
+            assert client.figures[f"epoch/{name}", 3 * epoch] == row[name]
+    assert {step for name, step in client.figures if name == "step/loss"} == {2, 4, 6}
+    # Six held-out images side by side, above their drawings.
+    height, width = load_dataset(bars).img_size
+    assert client.pictures["drawings/000003.png"].shape == (2 * height, 6 * width, 1)
+
+
+def test_a_log_changes_no_weights(bars, tmp_path, client):
+    with_log = train(tiny(bars, log=("mlflow",)), tmp_path / "first")
+    without = train(tiny(bars), tmp_path / "second")
+    rows = [
+        [{k: v for k, v in row.items() if k.startswith(("train", "val"))} for row in run.epochs]
+        for run in (with_log, without)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_tensorboard_shows_a_run_that_was_resumed(bars, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setattr(logs, "LOG_INTERVAL", 2)
+    config = tiny(bars, log=("tensorboard",))
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", callbacks=[stop_after(5)])
+    run = train(config, tmp_path / "run", resume=True)
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == [2, 4, 6]
+    values = [event.value for event in events.Scalars("epoch/val_loss")]
+    assert values == pytest.approx([row["val_loss"] for row in run.epochs])
+    assert [event.step for event in events.Images("drawings")] == [3, 6]
+
+
+def test_a_program_that_is_unknown_or_absent_is_one_sentence(bars, tmp_path, monkeypatch):
+    with pytest.raises(UnknownNameError, match="unknown callback 'wandb'; known: .*tensorboard"):
+        train(tiny(bars, log=("wandb",)), tmp_path / "run")
+    monkeypatch.setattr(logs, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="log: mlflow is not there: pip install"):
+        train(tiny(bars, log=("mlflow",)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
