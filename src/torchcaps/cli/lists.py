@@ -24,8 +24,9 @@ def models(*, pattern: str = "*", json: Json = False) -> int:
     """
     document = []
     lines = []
+    names = tc.list_models(pattern)
     packaged = tc.list_models(pretrained=True)
-    for name in tc.list_models(pattern):
+    for name in names:
         info = tc.models.model_info(name)
         task = tc.models.default_task(name)
         accuracy = info.published.partition(" (")[0].partition(";")[0]
