@@ -38,7 +38,7 @@ CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 .PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest package campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
-	$(BIN)/torchcaps train capsnet-digits
+	$(BIN)/torchcaps train capsnet-small-digits
 
 # After each edit: lint, types, and the tests of layers and functions.
 check: $(INSTALLED)

@@ -48,6 +48,7 @@ def export(
         output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
     if push is not None and format != "hub":
         raise UsageError(f"--push: expected --format hub, got {format}")
+    note("writing the file, and comparing its answers on test images ...")
     with usage():
         exported = tc.export(
             run, output, format=format, half=half, int8=int8, opset=opset, root=root

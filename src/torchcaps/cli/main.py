@@ -37,13 +37,48 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "recipes": lists.recipes,
     "data": lists.data,
     "reproduce": train.run_experiment,
+    "check": lists.check,
     "doctor": lists.doctor,
 }
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
 
-DESCRIPTION = """Capsule networks: train, evaluate, inspect, predict.
+# The help of the program: a line for each command, in at most 80 columns.
+GROUPS: dict[str, dict[str, str]] = {
+    "Start": {
+        "explore": "draw a digit and watch the capsules; needs no training",
+        "train": "train a model, test it, and leave a run folder",
+        "evaluate": "measure a trained model on images it has not seen",
+        "predict": "classify your own images",
+        "report": "everything about a run on one HTML page",
+        "models": "what each model is for, its size and accuracy",
+        "data": "list the data sets, download one, or verify one",
+        "doctor": "what of this machine is used: device, threads, kernels",
+    },
+    "Inspect": {
+        "diagnose": "does routing do anything in this network?",
+        "reconstruct": "draw images above their reconstructions",
+        "perturb": "change each pose dimension and see what it encodes",
+        "compare": "is one method better than another, or equally good?",
+        "export": "a trained model as a file that works without torchcaps",
+    },
+    "Research": {
+        "recipes": "list the recipes, each a published experiment",
+        "reproduce": "run a published experiment beside its published figures",
+        "audit": "a capsule head beside plain heads, on equal terms",
+        "check": "test the properties of your own layer or router",
+        "import": "read published weights of other code",
+    },
+}
 
-Example: torchcaps train capsnet-digits && torchcaps report runs/capsnet-digits"""
+
+def describe() -> str:
+    """The help of the program: its commands in groups."""
+    lines = ["Capsule networks: train, evaluate, inspect, predict."]
+    for heading, group in GROUPS.items():
+        lines.append(f"\n{heading}")
+        lines += [f"  {name:<11} {about}" for name, about in group.items()]
+    lines += ["", "Example: torchcaps train capsnet-digits && torchcaps report runs/capsnet-digits"]
+    return "\n".join([*lines, "torchcaps COMMAND --help describes a command."])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +126,7 @@ def run_command(
             print(f"torchcaps {tc.__version__}")
             return 0
         with sigterm_as_exit(), context:
-            command = parse(COMMANDS, arguments, DESCRIPTION)
+            command = parse(COMMANDS, arguments, describe())
             with hinted(command.keywords.values()):
                 status = command()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends

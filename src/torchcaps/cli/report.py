@@ -13,6 +13,7 @@ from torchcaps.cli.console import (
     UsageError,
     counting,
     note,
+    note_next,
     note_without_plots,
     print_json,
     print_table,
@@ -82,6 +83,8 @@ def evaluate(
         )
     show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
     note_without_plots()
+    note(f"figures and plots: {folder}")
+    note_next(run, "report", "diagnose", "explore")
     return 0
 
 
@@ -111,7 +114,7 @@ def report(
     check_flag("--diagnose", diagnose, low=0)
     if diagnose == 1:
         raise UsageError("--diagnose: expected 0 or at least 2, got 1")
-    with counting("evaluating") as progress:
+    with counting("evaluating", "measuring routing and drawing") as progress:
         path = tc.report(
             runs,
             output,
@@ -122,6 +125,7 @@ def report(
             progress=progress,
         )
     print(path)
+    note_next(runs[0], "explore", "diagnose", "export")
     return 0
 
 
@@ -213,6 +217,7 @@ def diagnose(
         verbose: Print the statistics of every measure, too.
     """
     check_flag("--images", images, low=2)
+    note("measuring the couplings ...")
     diagnosis = tc.diagnose(
         run,
         data,
@@ -263,6 +268,7 @@ def reconstruct(
             current folder.
     """
     check_flag("--per-class", per_class, low=1)
+    note("drawing ...")
     picture = tc.reporting.reconstruct_run(
         run or tc.models.weights_file(),
         images,
@@ -302,6 +308,7 @@ def perturb(
     """
     check_flag("--span", span, low=0)
     check_flag("--steps", steps, low=2)
+    note("drawing a grid for each class or image ...")
     pictures = tc.reporting.perturb_run(
         run or tc.models.weights_file(),
         images,

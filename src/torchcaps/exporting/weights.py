@@ -33,8 +33,8 @@ class StoredWeights(nn.Module):
         capsule_weights = set()
         for prefix, module in model.named_modules():
             if int8 and isinstance(module, RoutedLayer):
-                for name, weight in module.named_parameters(prefix):
-                    if weight.dim() > 2:
+                for name, matrices in module.named_parameters(prefix):
+                    if matrices.dim() > 2:
                         capsule_weights.add(name)
         if int8 and not capsule_weights:
             raise ArgumentError("int8", "expected a model with layers of capsules, got none")
