@@ -93,6 +93,7 @@ CASES: dict[str, Case] = {
 def measure(case: Case, epochs: int, seed: int) -> tuple[float, float, float]:
     """Accuracy in batches of 100 and one by one, and error of a drawing (NaN: no decoder)."""
     make, settings, patched = case
+    model: Any
     train = tc.data.load_dataset("digits", "train")
     test = tc.data.load_dataset("digits", "test")
     torch.manual_seed(seed)

@@ -6,7 +6,9 @@ from pathlib import Path
 import torchcaps as tc
 
 ROOT = Path(__file__).resolve().parents[1]
-REPOSITORY = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+REPOSITORY = re.search(
+    r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+)
 
 project = "torchcaps"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
@@ -60,7 +62,10 @@ def recipes_of(model):
 
 def head_of(page):
     """The table at the head of a system's page, from the registry."""
-    lines = ["| model | paper | images | parameters | published | recipes |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | paper | images | parameters | published | recipes |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in SYSTEMS[page]:
         info = tc.models.model_info(name)
         paper = f"{info.title} ({info.year})"
@@ -101,7 +106,9 @@ def quote_docstring(app, what, name, obj, options, lines):
         in_block = in_text and (is_indented or (in_block and not line.strip()))
         if in_text and not in_block and re.match(r"\S.*:$", line) and is_indented:
             line += ":"
-        quoted.append(line if in_block or ">>>" in line else re.sub(r"(?<!`)([|*])(?!`)", r"\\\1", line))
+        quoted.append(
+            line if in_block or ">>>" in line else re.sub(r"(?<!`)([|*])(?!`)", r"\\\1", line)
+        )
     lines[:] = quoted
 
 

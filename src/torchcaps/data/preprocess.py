@@ -36,6 +36,26 @@ MAX_REPR = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
+def _prepare(
+    preprocess: Preprocess, image: Picture | bytes, name: str | None, invert: str
+) -> Prepared:
+    """See `Preprocess.prepare`."""
+    source = preprocess.read(image, preprocess.target_size, name)
+    pixels = preprocess.finish(to_float(source))[0]
+    form = preprocess.form
+    if form is None:
+        return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
+    is_gray = bool((pixels == pixels[:1]).all())
+    if invert != "yes" and is_gray and form.fits(pixels[0].numpy()):
+        return Prepared(pixels)
+    if isinstance(image, np.ndarray | Tensor):
+        gray = to_float(to_channels(preprocess.read(image, None, name), 1))[0, 0]
+    else:
+        gray = read_gray(image, name)
+    prepared = form.bring(gray.numpy(), preprocess.model_size, invert)
+    return prepared._replace(pixels=prepared.pixels.repeat(preprocess.in_chans, 1, 1))
+
+
 def read_gray(image: Any, name: str | None) -> Tensor:
     """A picture `[height, width]` in [0, 1], on the page, black or white, that shows more of it.
 
@@ -197,18 +217,7 @@ class Preprocess:
         Raises:
             DataError: as of a call.
         """
-        pixels = self.finish(to_float(self.read(image, self.target_size, name)))[0]
-        if self.form is None:
-            return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
-        is_gray = bool((pixels == pixels[:1]).all())
-        if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
-            return Prepared(pixels)
-        if isinstance(image, np.ndarray | Tensor):
-            gray = to_float(to_channels(self.read(image, None, name), 1))[0, 0]
-        else:
-            gray = read_gray(image, name)
-        prepared = self.form.bring(gray.numpy(), self.model_size, invert)
-        return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
+        return _prepare(self, image, name, invert)
 
     def read(self, image: Picture | bytes, size: Size, name: str | None) -> Tensor:
         """The pixels of one image, in the number of channels that the model takes.

@@ -60,8 +60,8 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     options = request.options
     if options.value_column and options.label_column:
         raise ArgumentError("value_column", "expected no label_column beside it, got both")
-    names = options.value_column or options.label_column or "label"
-    columns = tuple(map(str.strip, names.split(",")))
+    names = (options.value_column or options.label_column or "label").split(",")
+    columns = tuple(map(str.strip, names))
     entries = []
     values = []
     missing = {}
@@ -92,20 +92,19 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
             if options.group_column is not None:
                 group = row[options.group_column].strip()
                 if not group:
-                    raise DataError(
-                        f"{line}: expected a {options.group_column!r}, which names a group"
-                    )
+                    column = options.group_column
+                    raise DataError(f"{line}: expected a {column!r}, which names a group")
             image = os.path.join(path.parent, name)
             entries.append(Entry(image, labels, row_split(line, row), group))
             if not os.path.isfile(image):
                 missing[image] = f"{line}: no such file {image}"
     notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
-    rows_read = [row for row, entry in enumerate(entries) if entry.file not in missing]
-    entries = [entries[row] for row in rows_read]
+    read = [row for row, entry in enumerate(entries) if entry.file not in missing]
+    entries = [entries[row] for row in read]
     known: dict[str, Any] = {}
     if options.value_column:
-        tensor = torch.tensor([values[row] for row in rows_read])
-        known = {"classes": columns, "targets": {"value": tensor}}
+        values = [values[row] for row in read]
+        known = {"classes": columns, "targets": {"value": torch.tensor(values)}}
     return read_entries(path.stem, entries, request, notes=notes, **known)
 
 

@@ -7,12 +7,12 @@ the drawing in ways that have names. The paper moves single dimensions (arXiv 17
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from torchcaps.evaluation.base import Images, Labels, capsule_model, check_labeled
@@ -131,12 +131,14 @@ def _axes_of_class(model: Any, poses: Tensor, label: int) -> PoseAxes:
     count = min(NUM_AXES, len(variances))
     axes = axes[:count]
     deviations = variances[:count].sqrt()
-    typical = measure_drawings(_draw(model, poses, label))
+    units = {}
+    for name, figures in measure_drawings(_draw(model, poses, label)).items():
+        units[name] = max(float(figures.std()), VISIBLE[name])
     names: list[str] = []
     for axis, deviation in zip(axes, deviations, strict=True):
         offsets = torch.linspace(-REACH, REACH, STEPS, dtype=axis.dtype) * deviation
         along = measure_drawings(_draw(model, mean + offsets[:, None] * axis, label))
-        name = _name_of(along, typical, names)
+        name = name_axis(along, units, names)
         names.append(name)
         if name and along[name][-1] < along[name][0]:
             axis.neg_()  # what the name says grows to the right
@@ -154,12 +156,24 @@ def _draw(model: Any, poses: Tensor, label: int) -> Images:
     return model.reconstruct(Capsules(pose, activation), torch.full((len(poses),), label)).float()
 
 
-def _name_of(along: dict[str, Tensor], typical: dict[str, Tensor], names: list[str]) -> str:
-    """The measure that changes steadily and most along an axis, and has no axis yet; "" for none."""
+def name_axis(
+    along: Mapping[str, Tensor], units: Mapping[str, float], names: Collection[str] = ()
+) -> str:
+    """The measure that changes steadily and most along an axis.
+
+    Args:
+        along: figures of drawings in the order of the axis, `[steps]`, by measure.
+        units: of a visible change of each measure.
+        names: measures that other axes have.
+
+    Returns:
+        The name of the measure; "" for none.
+    """
+    from scipy.stats import spearmanr
+
     changes = {}
     for name, figures in along.items():
-        unit = max(float(typical[name].std()), VISIBLE[name])
-        change = float((figures[-1] - figures[0]).abs()) / unit
+        change = float((figures[-1] - figures[0]).abs()) / units[name]
         if change < MIN_CHANGE or name in names:
             continue
         correlation = spearmanr(torch.arange(len(figures)), figures).statistic
