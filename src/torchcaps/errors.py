@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, get_args
@@ -168,6 +169,19 @@ def check_range(
     elif low is None:
         bounds = f"at most {high}"
     raise ArgumentError(argument, f"expected {bounds}, got {value}")
+
+
+def check_packages(argument: str, extra: str, *packages: str) -> None:
+    """Check that packages of an extra are installed.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise ArgumentError(
+                argument, f"{package} is missing; install with: pip install 'torchcaps[{extra}]'"
+            )
 
 
 def check_positive(**numbers: float) -> None:

@@ -189,7 +189,7 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
 
 
 def test_an_engine_that_is_not_there(command, run, photos, monkeypatch):
-    monkeypatch.setattr("torchcaps.reporting.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("torchcaps.errors.find_spec", lambda name: None)
     outcome = command("predict", run, photos, "--engine", "ray")
     assert outcome.status != 0
     assert "pip install 'torchcaps[ray]'" in the_sentence(outcome)

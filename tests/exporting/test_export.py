@@ -241,7 +241,7 @@ def test_options_that_do_not_fit(tmp_path, monkeypatch):
         export(model, tmp_path / "model.pt2", opset=20)
     with pytest.raises(ArgumentError, match="opset"):
         export(model, tmp_path / "model.onnx", opset=9)
-    monkeypatch.setattr("torchcaps.exporting.onnx.find_spec", lambda name: None)
+    monkeypatch.setattr("torchcaps.errors.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=r"pip install 'torchcaps\[export\]'"):
         export(model, tmp_path / "model.onnx")
 

@@ -129,7 +129,7 @@ def test_what_the_hub_does_not_take(run, hub, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: 1 / 0)
     with pytest.raises(ExportError, match=r"me/bars: cannot be uploaded \(division by zero"):
         push(tmp_path / "out", "me/bars")
-    monkeypatch.setattr("torchcaps.exporting.hub.find_spec", lambda name: None)
+    monkeypatch.setattr("torchcaps.errors.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=r"pip install 'torchcaps\[hub\]'"):
         export(model, tmp_path / "new", format="hub")
 

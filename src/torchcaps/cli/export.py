@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, show
+from torchcaps.cli.console import UsageError, note, show, usage
 from torchcaps.cli.parser import Flag, Json, Root, Run
 
 
@@ -46,11 +46,13 @@ def export(
     if output is None:
         format = format or "onnx"
         output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
-    if opset is not None and format in ("torch", "page"):
-        raise UsageError(f"--opset: the format {format} has none")
     if push is not None and format != "hub":
         raise UsageError(f"--push: expected --format hub, got {format}")
-    exported = tc.export(run, output, format=format, half=half, int8=int8, opset=opset, root=root)
+    note("writing the file, and comparing its answers on test images ...")
+    with usage():
+        exported = tc.export(
+            run, output, format=format, half=half, int8=int8, opset=opset, root=root
+        )
     rows = [["figure", "value"]]
     for name, figure in exported.to_dict().items():
         rows.append([name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)])

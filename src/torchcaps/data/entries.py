@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     group: str | None = None
 
 
-def row_split(source: str, row: Mapping[str, str | None]) -> str | None:
+def row_split(source: str, row: Mapping[str, str]) -> str | None:
     """The split in the column `split` of a row; None where there is no such column.
 
     Raises:
@@ -60,7 +60,7 @@ def row_split(source: str, row: Mapping[str, str | None]) -> str | None:
     """
     if "split" not in row:
         return None
-    text = (row["split"] or "").strip().lower()
+    text = row["split"].strip().lower()
     if text not in SPLIT_NAMES:
         raise DataError(f"{source}: expected split 'train', 'val' or 'test', got {text!r}")
     return SPLIT_NAMES[text]

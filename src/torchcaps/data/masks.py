@@ -149,7 +149,7 @@ def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest)
     pairs = []
     for row in rows:
         line = f"{path} line {rows.line_num}"
-        image, mask = (path.parent / (row[column] or "").strip() for column in ("image", "mask"))
+        image, mask = (path.parent / row[column].strip() for column in ("image", "mask"))
         for file in (image, mask):
             if not file.is_file():
                 raise DataError(f"{line}: no such file {file}")

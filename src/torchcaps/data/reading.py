@@ -182,7 +182,7 @@ def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
 def csv_rows(
     path: Path, delimiter: str = ",", problem: str = "cannot be read as a CSV"
 ) -> Iterator["csv.DictReader[str]"]:
-    """Open a table in UTF-8 with a header.
+    """Open a table in UTF-8 with a header. Cells that a short line lacks are empty.
 
     Args:
         path: the file.
@@ -191,7 +191,7 @@ def csv_rows(
     """
     with open_file(path, problem) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-        yield csv.DictReader(text, delimiter=delimiter)
+        yield csv.DictReader(text, delimiter=delimiter, restval="")
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:

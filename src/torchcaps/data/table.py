@@ -76,12 +76,13 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
                 raise DataError(
                     f"{path}: no column {column!r}; expected file,label or what label_column "
                     "(--label-column), value_column (--value-column) and group_column "
-                    f"(--group-column) name, maybe split, got {','.join(header) or 'no header'}"
+                    "(--group-column) name, and optionally split, got "
+                    f"{','.join(header) or 'an empty file'}"
                 )
         for row in rows:
             line = f"{path} line {rows.line_num}"
-            name = (row[file] or "").strip()
-            cells = [(row[column] or "").strip() for column in columns]
+            name = row[file].strip()
+            cells = [row[column].strip() for column in columns]
             labels: tuple[str, ...] = ()
             if options.value_column:
                 values.append([_read_number(line, cell) for cell in cells])
@@ -89,7 +90,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
                 labels = _read_labels(line, name, cells, options.label_separator)
             group = find_group(options.group_pattern, name)
             if options.group_column is not None:
-                group = (row[options.group_column] or "").strip()
+                group = row[options.group_column].strip()
                 if not group:
                     raise DataError(
                         f"{line}: expected a {options.group_column!r}, which names a group"

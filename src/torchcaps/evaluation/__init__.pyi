@@ -131,3 +131,7 @@ from torchcaps.evaluation.routing.diagnosis import (
 from torchcaps.evaluation.routing.layers import (
     route_images as route_images,
 )
+from torchcaps.evaluation.routing.paths import (
+    VotePaths as VotePaths,
+    vote_paths as vote_paths,
+)

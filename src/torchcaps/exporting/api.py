@@ -69,7 +69,7 @@ class Exported:
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes, ready for JSON."""
-        return asdict(self) | {"path": str(self.path), "batches": list(self.batches)}
+        return asdict(self) | {"path": str(self.path)}
 
 
 def export(
@@ -120,7 +120,7 @@ def export(
         1.2e-07
     """
     path = Path(path)
-    name = _format_name(path, format)
+    name = format or _format_of(path)
     export_format = EXPORT_FORMATS[name]
     default = Path(export_format.file)
     if default.name != export_format.file and not path.suffix:  # its files are alone in a folder
@@ -169,11 +169,8 @@ def export(
     return Exported(path, name, size, weights, source, batches, difference, loss, changed, seconds)
 
 
-def _format_name(path: Path, name: str | None) -> str:
-    """Name of the format: the one that is asked for, or that of the path's ending."""
-    if name is not None:
-        EXPORT_FORMATS[name]  # raises the error for an unknown name
-        return name
+def _format_of(path: Path) -> str:
+    """Name of the format of the path's ending."""
     suffixes = {entry.suffix: name for name, entry in EXPORT_FORMATS.items() if entry.suffix}
     if path.suffix not in suffixes:
         endings = ", ".join(sorted(suffixes))

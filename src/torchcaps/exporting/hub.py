@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError, ExportError, one_line
+from torchcaps.errors import ArgumentError, ExportError, check_packages, one_line
 from torchcaps.exporting.formats import Answer, Subject, answer_of, register_export_format
 from torchcaps.reporting.prediction import load_model
 from torchcaps.training import Run, load, save
@@ -83,7 +82,7 @@ def write_hub(subject: Subject, path: Path) -> None:
     Raises:
         ArgumentError: huggingface_hub is missing, or a model that `torchcaps.save` does not take.
     """
-    _check_package("format")
+    check_packages("format", "hub", "huggingface_hub")
     network = load_model(subject.origin)
     save(network, path)
     if subject.metadata["weights"] == "float16":
@@ -117,7 +116,7 @@ def push(folder: str | Path, repository: str, *, private: bool = False) -> str:
         >>> exported = tc.export("runs/capsnet-digits", "digits", format="hub")
         >>> push(exported.path, "me/digits")
     """
-    _check_package("repository")
+    check_packages("repository", "hub", "huggingface_hub")
     from huggingface_hub import HfApi
 
     card = Path(folder) / CARD_FILE
@@ -133,14 +132,6 @@ def push(folder: str | Path, repository: str, *, private: bool = False) -> str:
     except Exception as error:
         raise ExportError(f"{repository}: cannot be uploaded ({one_line(str(error))})") from error
     return str(address)
-
-
-def _check_package(argument: str) -> None:
-    """ArgumentError unless huggingface_hub is there."""
-    if find_spec("huggingface_hub") is None:
-        raise ArgumentError(
-            argument, "the Hub needs huggingface_hub; install with: pip install 'torchcaps[hub]'"
-        )
 
 
 def _make_card(subject: Subject, network: nn.Module) -> str:

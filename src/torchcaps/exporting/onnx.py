@@ -5,14 +5,13 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from torchcaps.errors import ArgumentError, ExportError, check_range
+from torchcaps.errors import ExportError, check_packages, check_range
 from torchcaps.exporting.formats import (
     INPUT,
     METADATA_KEY,
@@ -23,7 +22,6 @@ from torchcaps.exporting.formats import (
 )
 
 LOWEST_OPSET = 18  # of the converter's operators
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 SHIFT = 6  # added to the argument before the series
 # psi(y) = ln y - 1 / (2 y) - sum_k B_2k / (2 k y^2k), in powers of 1 / y^2.
 SERIES = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
@@ -90,12 +88,7 @@ def write_onnx(subject: Subject, path: Path) -> None:
         ArgumentError: a package is missing, or opset is out of range.
         ExportError: an operation of the model has no operator in ONNX.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ArgumentError(
-            "format",
-            f"onnx needs {', '.join(missing)}; install with: pip install 'torchcaps[export]'",
-        )
+    check_packages("format", "export", "onnx", "onnxscript", "onnxruntime")
     import onnx
 
     if subject.opset is not None:

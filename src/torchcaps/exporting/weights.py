@@ -30,7 +30,12 @@ class StoredWeights(nn.Module):
     def __init__(self, model: nn.Module, half_limit: int | None, int8: bool) -> None:
         super().__init__()
         self._model = (model,)  # not a part: its own weights are not stored
-        capsule_weights = names_of_capsule_weights(model) if int8 else set()
+        capsule_weights = set()
+        for prefix, module in model.named_modules():
+            if int8 and isinstance(module, RoutedLayer):
+                for name, matrices in module.named_parameters(prefix):
+                    if matrices.dim() > 2:
+                        capsule_weights.add(name)
         if int8 and not capsule_weights:
             raise ArgumentError("int8", "expected a model with layers of capsules, got none")
         smallest = math.inf if half_limit is None else half_limit
@@ -67,21 +72,3 @@ class StoredWeights(nn.Module):
             scale = self.get_buffer(f"{key}/scale")
             return weight.to(scale.dtype) * scale
         return weight.float() if weight.dtype == torch.float16 else weight
-
-
-def names_of_capsule_weights(model: nn.Module) -> set[str]:
-    """Names of the parameters of routed layers that hold matrices.
-
-    Args:
-        model: any.
-
-    Returns:
-        The names; none for a model without routed layers.
-    """
-    names = set()
-    for prefix, module in model.named_modules():
-        if isinstance(module, RoutedLayer):
-            for name, weight in module.named_parameters(prefix):
-                if weight.dim() > 2:
-                    names.add(name)
-    return names

@@ -408,11 +408,13 @@ def _build(
         in_chans=3,
         parameters=327_472,
         published="none: see docs/backbones.md",
+        purpose="capsules on a pretrained network of your own",
         control="linear_head",
         control_options=("backbone", "freeze", "max_positions"),
-    )
+    ),
+    name="capsule_head",
 )
-def capsule_head(
+def head_on_backbone(
     *,
     head: str = "capsule",
     backbone: str | Mapping[str, Any] = "resnet20",
@@ -439,6 +441,7 @@ register_variant(
     title="A linear head on a backbone",
     parameters=269_722,
     published="none: the control of capsule_head",
+    purpose="the plain head that capsule_head is compared with",
     control="",
     control_options=(),
     head="linear",

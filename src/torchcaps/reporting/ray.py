@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import islice
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 
 from torchcaps import plugins
 from torchcaps.data.inputs import Input, list_inputs
-from torchcaps.errors import ArgumentError, DataError, RunError, one_line
+from torchcaps.errors import ArgumentError, DataError, RunError, check_packages, one_line
 from torchcaps.reporting.prediction import Inputs, Predictor, Row
 from torchcaps.training.checkpoint import model_file
 from torchcaps.training.files import MODEL_FILE
@@ -33,18 +32,17 @@ class Worker:
     Args:
         predictor: whose run need not be visible here.
         device: that it works on.
-        files: of the run, by name.
+        weights: content of the file of weights.
         modules: to import first, which register things of the user's own.
     """
 
     def __init__(
-        self, predictor: Predictor, device: str, files: dict[str, bytes], modules: list[str]
+        self, predictor: Predictor, device: str, weights: bytes, modules: list[str]
     ) -> None:
         for name in modules:
             plugins.import_module(name)
         with TemporaryDirectory() as folder:
-            for name, content in files.items():
-                Path(folder, name).write_bytes(content)
+            Path(folder, MODEL_FILE).write_bytes(weights)
             self.predictor = replace(predictor, run=folder, device=device)
             # Loaded now, while the files are there.
             self.loaded = self.predictor.task, self.predictor.calibration
@@ -96,15 +94,13 @@ def stream(
         DataError: for an input that cannot be read, unless `on_error` takes it.
         RunError: Ray cannot be reached, or a worker failed.
     """
-    if find_spec("ray") is None:
-        raise ArgumentError("engine", "ray is missing; install with: pip install 'torchcaps[ray]'")
+    check_packages("engine", "ray", "ray")
     if isinstance(predictor.run, nn.Module) or predictor.output is not None:
         raise ArgumentError("engine", "ray takes a run, and draws no pictures")
     import ray
     from ray.data import ActorPoolStrategy, DataContext, from_arrow
 
-    file = model_file(Path(predictor.run))
-    files = {MODEL_FILE: file.read_bytes()}
+    weights = model_file(Path(predictor.run)).read_bytes()
     getLogger("ray.data").setLevel(ERROR)  # else it tells of itself
     try:
         ray.init(
@@ -128,7 +124,7 @@ def stream(
             batch_size=1 if predictor.task.is_dense else predictor.batch_size,
             compute=ActorPoolStrategy(size=workers or int(resources[kind])),
             num_gpus=int(kind == "GPU"),
-            fn_constructor_args=(predictor, device, files, plugins.imported()),
+            fn_constructor_args=(predictor, device, weights, plugins.imported()),
         )
         for batch in outcomes.iter_batches(batch_size=None):
             for outcome in map(json.loads, batch["outcome"]):

@@ -120,15 +120,17 @@ class Regress(Task):
     def _standardized(self, values: Tensor) -> Float[Tensor, "batch values"]:
         """Values in units of the standard deviation of the training images, from their mean."""
         names, mean, std = self._facts
+        values = widen(columns(values))
         check_shape("value", values, ("batch", "values"), values=len(names))
-        values = widen(values)
         return (values - to_device(mean, values)) / to_device(std, values)
 
     def read_values(self, images: Tensor) -> Float[Tensor, "batch values"]:
         """Standardized values of images `[batch, channels, height, width]`, from their poses."""
         pose = full_precision(self.model.capsules(images).pose)
         if self.spec.activation == "length":
-            pose = stretch(pose)
+            # A standardized value may be any number, and `squash` makes none of 1 or more. Its
+            # exact inverse learns more slowly: see docs/decisions.md.
+            pose = pose / (1 - safe_norm(pose, keepdim=True)).clamp(min=MIN_MARGIN)
         num_values = len(self._facts[0])
         _, num_capsules, dim = pose.shape
         if num_capsules == num_values:
@@ -149,7 +151,7 @@ class Regress(Task):
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, of standardized values."""
         predicted = self.read_values(batch.inputs)
-        true = self._standardized(columns(batch.targets["value"])).to(predicted.dtype)
+        true = self._standardized(batch.targets["value"]).to(predicted.dtype)
         loss = self._compute_loss(predicted, true, fraction_trained)
         return {"loss": loss, self.loss: loss}
 
@@ -229,15 +231,6 @@ class Regress(Task):
         names = self._facts[0]
         rows = self._predict_values(images).tolist()
         return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def stretch(pose: Tensor) -> Tensor:
-    """Poses of a length in [0, 1) as vectors of any length: `v / (1 - |v|)`.
-
-    A standardized value may be any number, and `squash` makes none of 1 or more. The exact inverse
-    of `squash` learns more slowly: see docs/decisions.md.
-    """
-    return pose / (1 - safe_norm(pose, keepdim=True)).clamp(min=MIN_MARGIN)
 
 
 def columns(values: Tensor) -> Tensor:

@@ -147,13 +147,13 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     return table
 
 
-def feature_set(features: Tensor, labels: Any, in_features: int | None = None) -> Dataset:
+def feature_set(features: Tensor, labels: Any, in_features: int) -> Dataset:
     """Features of one's own and their labels as a set.
 
     Args:
         features: maps, sequences or vectors; see `nn.CapsuleHead`.
         labels: as `fit` takes them.
-        in_features: of each position, where their number is known.
+        in_features: of each position.
 
     Raises:
         ArgumentError: features or labels of another shape.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_shape
 from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
 from torchcaps.transfer import widen
 from torchcaps.words import format_metric
@@ -89,7 +89,6 @@ def value_figures(
     """
     check_shape("true", true, ("n", "values"), values=len(names))
     check_like("predicted", predicted, true, ("n", "values"))
-    check_range("number of values", true.numel(), low=1)
     errors = widen(predicted) - widen(true)
     squares = errors.square().mean(dim=0)
     variance = widen(true).var(dim=0, correction=0)
