@@ -79,7 +79,7 @@ def head_of(page):
     return f"*{purpose[0].upper()}{purpose[1:]}.*\n\n" + "\n".join(lines) + "\n"
 
 
-def complete_page(app, page, source):
+def complete_page(_app, page, source):
     """Put the head below a system's title; point links out of the documents at the repository."""
     if page in SYSTEMS:
         title, _, body = source[0].partition("\n")
@@ -90,7 +90,7 @@ def complete_page(app, page, source):
         source[0] = re.sub(outside, rf"]({address}/blob/main/\2)", source[0])
 
 
-def quote_docstring(app, what, name, obj, options, lines):
+def quote_docstring(_app, _what, _name, _obj, _options, lines):
     """Docstrings are plain text: bars and stars stay, and indented equations are set as written."""
     sections = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example)s?:$")
     quoted = []

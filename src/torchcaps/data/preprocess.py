@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from PIL import Image
 from torch import Tensor
 
@@ -36,33 +36,37 @@ MAX_REPR = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
-def _prepare(
-    preprocess: Preprocess, image: Picture | bytes, name: str | None, invert: str
-) -> Prepared:
-    """See `Preprocess.prepare`."""
-    source = preprocess.read(image, preprocess.target_size, name)
-    pixels = preprocess.finish(to_float(source))[0]
-    form = preprocess.form
-    if form is None:
-        return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
-    is_gray = bool((pixels == pixels[:1]).all())
-    if invert != "yes" and is_gray and form.fits(pixels[0].numpy()):
-        return Prepared(pixels)
-    if isinstance(image, np.ndarray | Tensor):
-        gray = to_float(to_channels(preprocess.read(image, None, name), 1))[0, 0]
-    else:
-        gray = read_gray(image, name)
-    prepared = form.bring(gray.numpy(), preprocess.model_size, invert)
-    return prepared._replace(pixels=prepared.pixels.repeat(preprocess.in_chans, 1, 1))
+def read_picture(
+    image: Picture | bytes, size: Size, in_chans: int, name: str | None
+) -> Shaped[Tensor, "1 channels height width"]:
+    """The pixels of one image, uint8, or floats in [0, 1].
+
+    Args:
+        image: as `Preprocess` takes it.
+        size: (height, width) to resize to; None keeps the image's.
+        in_chans: channels of the outcome.
+        name: what errors call the image; None takes the path.
+
+    Raises:
+        DataError: unreadable, of an unclear layout, or out of range.
+    """
+    if not isinstance(image, np.ndarray | Tensor):
+        return decode_image(image, size, in_chans, name=name)[None]
+    array = torch.as_tensor(image).numpy(force=True)
+    images = array_images("image", array[None], in_chans)
+    return fit_images(images, size, in_chans).clone()
 
 
-def read_gray(image: Any, name: str | None) -> Tensor:
+def read_gray(image: Any, in_chans: int, name: str | None) -> Tensor:
     """A picture `[height, width]` in [0, 1], on the page, black or white, that shows more of it.
 
     Args:
-        image: of Pillow, a path, or the bytes of a file.
+        image: as `Preprocess` takes it.
+        in_chans: channels of the model.
         name: of an error.
     """
+    if isinstance(image, np.ndarray | Tensor):
+        return to_float(to_channels(read_picture(image, None, in_chans, name), 1))[0, 0]
     decode = partial(decode_image, image, None, 1, name=name)
     pages = [to_float(decode(background=color)) for color in ("black", "white")]
     return max(pages, key=lambda page: float(page.std()))[0]
@@ -217,27 +221,16 @@ class Preprocess:
         Raises:
             DataError: as of a call.
         """
-        return _prepare(self, image, name, invert)
-
-    def read(self, image: Picture | bytes, size: Size, name: str | None) -> Tensor:
-        """The pixels of one image, in the number of channels that the model takes.
-
-        Args:
-            image: as of a call.
-            size: (height, width) to resize to; None keeps the image's.
-            name: as of a call.
-
-        Returns:
-            `[1, in_chans, height, width]`, uint8 or floats in [0, 1].
-
-        Raises:
-            DataError: as of a call.
-        """
-        if not isinstance(image, np.ndarray | Tensor):
-            return decode_image(image, size, self.in_chans, name=name)[None]
-        array = torch.as_tensor(image).numpy(force=True)
-        images = array_images("image", array[None], self.in_chans)
-        return fit_images(images, size, self.in_chans).clone()
+        images = read_picture(image, self.target_size, self.in_chans, name)
+        pixels = self.finish(to_float(images))[0]
+        if self.form is None:
+            return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
+        is_gray = bool((pixels == pixels[:1]).all())
+        if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
+            return Prepared(pixels)
+        gray = read_gray(image, self.in_chans, name)
+        prepared = self.form.bring(gray.numpy(), self.model_size, invert)
+        return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""

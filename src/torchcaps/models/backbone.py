@@ -320,8 +320,16 @@ def with_backbone(
     check_sizes(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
     check_module(module)
     backbone = Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained)
-    sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    return _build(head, backbone, transformers_recipe(backbone), freeze, **sizes, **options)
+    return _build(
+        head,
+        backbone,
+        transformers_recipe(backbone),
+        freeze,
+        num_classes=num_classes,
+        in_chans=in_chans,
+        img_size=img_size,
+        **options,
+    )
 
 
 def plain_units(head: CapsuleHead) -> int:

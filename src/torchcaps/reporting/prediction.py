@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torchcaps.data.files import decode_batches
 from torchcaps.data.form import BLANK
 from torchcaps.data.inputs import Input, list_inputs
-from torchcaps.data.preprocess import Preprocess
+from torchcaps.data.preprocess import Preprocess, read_picture
 from torchcaps.distributed import current
 from torchcaps.errors import (
     ArgumentError,
@@ -408,7 +408,8 @@ def _decode(preprocess: Preprocess, is_dense: bool, invert: str, batch: list[Inp
             if isinstance(source, DataError):
                 pass
             elif is_dense and preprocess.is_picture:
-                source = preprocess.read(source, None, element.name)[0].numpy()
+                channels = preprocess.in_chans
+                source = read_picture(source, None, channels, element.name)[0].numpy()
             else:
                 prepared = preprocess.prepare(source, element.name, invert)
                 source = prepared.pixels.numpy()
