@@ -14,6 +14,9 @@ TRAINERS ?= .venv-trainers
 NEWEST ?= .venv-newest
 # Where Ray and Spark are.
 ENGINES ?= .venv-engines
+# What builds and checks the packages, and an environment where only the wheel is.
+RELEASE ?= .venv-release
+INSTALL ?= .venv-package
 # Processes that share the tests.
 WORKERS ?= 2
 BIN := $(VENV)/bin
@@ -32,10 +35,10 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest package campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
-	$(BIN)/torchcaps train capsnet-digits
+	$(BIN)/torchcaps train capsnet-small-digits
 
 # After each edit: lint, types, and the tests of layers and functions.
 check: $(INSTALLED)
@@ -101,6 +104,19 @@ test-newest:
 	$(NEWEST)/bin/python -m pytest $(addprefix tests/,$(LOWEST_TESTS))
 	$(NEWEST)/bin/python -m pytest -m "slow or not slow" --timeout 1200 $(COMPILE_TESTS)
 
+# Wheel and sdist: their metadata, their size in bytes, and README.md's commands with the installed wheel.
+package:
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install build twine
+	rm -rf dist $(INSTALL)
+	$(RELEASE)/bin/python -m build
+	$(RELEASE)/bin/python -m twine check --strict dist/*
+	test $$(wc -c < dist/*.whl) -le 8000000
+	$(PYTHON) -m venv $(INSTALL)
+	$(INSTALL)/bin/python -m pip install "$(TORCH)"
+	$(INSTALL)/bin/python -m pip install "$$(echo dist/*.whl)[plots,export]"
+	PATH="$(CURDIR)/$(INSTALL)/bin:$$PATH" python tools/check_package.py
+
 # Kills, full disks, hostile files and requests: docs/reliability.md. 10,000 cases take about 20 minutes on 2 cores.
 campaign: $(INSTALLED)
 	$(CAMPAIGN) $(if $(MINUTES),--minutes $(MINUTES),--cases $(CASES))
@@ -128,6 +144,7 @@ dependencies: engines
 # The gallery of figures; its runs are trained where they are absent, which takes minutes.
 gallery: runs/capsnet-digits/model.safetensors
 	$(BIN)/python tools/make_gallery.py runs/capsnet-digits
+	$(BIN)/python tools/make_screenshots.py
 
 runs/capsnet-digits/model.safetensors: | $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits --output runs/capsnet-digits
@@ -152,8 +169,10 @@ runs/capsnet-pairs/model.safetensors: | $(INSTALLED)
 
 install: $(INSTALLED)
 
-# The slow tests of the explorer's page drive a browser; where none can be had they are skipped, and this says so.
-browser:
+# Tests of the explorer's page drive a browser; where none can be had they are skipped, and this says so.
+# Of one package only the script axe-core is used, which checks that a page is accessible.
+browser: $(INSTALLED)
+	@$(BIN)/python -m pip install -q --no-deps axe-playwright-python || echo "No axe-core: its tests will be skipped."
 	@have() { for name; do command -v $$name >/dev/null && return; done; return 1; }; \
 	whole() { have chromium chromium-browser google-chrome && have chromedriver; }; \
 	root() { if [ "$$(id -u)" = 0 ]; then "$$@"; else sudo -n "$$@"; fi; }; \
@@ -171,5 +190,5 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(TRAINERS) $(ENGINES) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(TRAINERS) $(ENGINES) $(RELEASE) $(INSTALL) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,10 +24,10 @@ def wrong_commands(text: str) -> Iterator[str]:
     """What is wrong with the commands in the shell blocks of a document, and in its lines."""
     for language, block in FENCE.findall(text):
         if language in SHELLS:
-            for words in _commands(block):
+            for words in shell_commands(block):
                 yield from _wrong(words, is_complete=True)
     for span in INLINE.findall(FENCE.sub("", text)):
-        for words in _commands(span.replace("\n", " ")):
+        for words in shell_commands(span.replace("\n", " ")):
             yield from _wrong(words, is_complete=False)
 
 
@@ -68,7 +68,7 @@ def unmentioned(texts: dict[str, str]) -> Iterator[str]:
                 yield f"the {kind} {name} stands on no page"
 
 
-def _commands(block: str) -> Iterator[list[str]]:
+def shell_commands(block: str) -> Iterator[list[str]]:
     """Words of each command of a shell block that is ours; a variable of the shell ends it."""
     for line in block.replace("\\\n", " ").splitlines():
         try:

@@ -15,7 +15,9 @@ from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from types import ModuleType
 
+import make_citation
 import make_dependencies
+import make_results
 from check_commands import FENCE, unmentioned, wrong_commands, wrong_recipes
 
 WIDTH = 100  # of a line, in characters
@@ -190,7 +192,7 @@ def main(names: list[str]) -> int:
     faults = [f"{path.name}: {fault}" for path in paths for fault in check(path, texts[path.name])]
     if not names:
         faults += [f"gallery.md: {fault}" for fault in gallery_gaps()]
-        faults += make_dependencies.gaps()
+        faults += make_dependencies.gaps() + make_citation.gaps() + make_results.gaps()
         faults += [*unmentioned(texts), *misspelled_sources()]
     for fault in faults:
         print(fault, file=sys.stderr)

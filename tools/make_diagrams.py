@@ -16,6 +16,24 @@ from torchcaps.models.notebook import list_stages
 from torchcaps.viz.canvas import BLUE, GRAY, ORANGE, new_figure
 
 NAMES = ("vb_caps", "deepcaps", "inverted_attention", "heinsen", "sr_capsnet")
+# Names of the layers in the papers, where they have some.
+PAPER = {
+    ("deepcaps", "stem"): "Conv",
+    ("deepcaps", "cells"): "ConvCaps cell",
+    ("deepcaps", "cells.3"): "ConvCaps cell\nwith 3D routing",
+    ("deepcaps", "class_capsules"): "DigitCaps",
+    ("deepcaps", "decoder"): "class-independent\ndecoder",
+    ("vb_caps", "stem"): "Conv1",
+    ("vb_caps", "primary"): "PrimaryCaps",
+    ("vb_caps", "conv_capsules.0"): "ConvCaps1",
+    ("vb_caps", "conv_capsules.1"): "ConvCaps2",
+    ("vb_caps", "class_capsules"): "ClassCaps",
+    ("sr_capsnet", "primary"): "PrimaryCaps",
+    ("sr_capsnet", "class_capsules"): "ClassCaps",
+    ("inverted_attention", "primary"): "PrimaryCaps",
+    ("inverted_attention", "capsule_layers"): "ConvCaps, FC Caps",
+    ("inverted_attention", "classes_layer"): "shared classifier",
+}
 QUIET = re.compile(r"BatchNorm|LayerNorm|ShiftNorm|SiLU|ReLU")  # stages that change no size
 WORDS = {
     "ResidualBlock": "residual block",
@@ -44,6 +62,9 @@ def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
         kind = stage.kind
         for long, short in WORDS.items():
             kind = kind.replace(long, short)
+        names = (PAPER.get((name, key)) for key in (stage.name, stage.name.partition(".")[0]))
+        paper = next(filter(None, names), "")
+        kind = paper if kind in ("cell", "decoder", "linear") else f"{paper}\n{kind}".strip()
         numbers = [int(n) for n in re.findall(r"\d+", stage.output)]
         capsules = "capsule" in stage.output
         rows = (
@@ -103,7 +124,7 @@ def draw(name: str) -> Figure:
             fontsize=7.5,
         )
     axes.set_xlim(-0.9, 1.55 * (len(stages) - 1) + 0.9)
-    axes.set_ylim(-2.4, 2.7)
+    axes.set_ylim(-2.4, 3.0)
     axes.set_axis_off()
     return figure
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
+import torchcaps as tc
+from torchcaps import evaluation, viz
 from torchcaps.training import Run, TrainConfig
 from torchcaps.training.recipes import load_recipe
 
@@ -136,6 +138,31 @@ lengths = maps.activations.amax(dim=1)
 figure = viz.coupling_map(
     images[::2], maps.maps, labels[::2], selected=maps.selected, lengths=lengths, classes=classes
 )""",
+        ),
+        Entry(
+            "vote_paths",
+            "All votes for each class, times their couplings, tip to tail: votes that agree make a straight line.",
+            "the packaged small CapsNet and a test digit",
+            """\
+packaged = tc.load(tc.models.weights_file())
+paths = evaluation.vote_paths(packaged, images[14])
+figure = viz.vote_paths(
+    paths.coupling, paths.votes, paths.activation, classes=classes, image=images[14]
+)""",
+            80,
+            64,
+        ),
+        Entry(
+            "vote_film",
+            "The same as one rosette that moves; here its last picture. `torchcaps animate RUN IMAGE` writes a GIF.",
+            "the same",
+            """\
+film = viz.vote_film(
+    paths.coupling, paths.votes, paths.activation, classes=classes, image=images[14]
+)
+*_, (figure, _) = film""",
+            80,
+            64,
         ),
         Entry(
             "diagnosis",
@@ -291,8 +318,8 @@ figure = task.report_items(tc.tasks.evaluate_task(task, planes), planes)[0].figu
     ],
     "Speed": [
         Entry(
-            "accuracy_against_time",
-            "Test error of systems against minutes of training; a bar reaches from the worst to the best run.",
+            "ranked_accuracies",
+            "Systems ranked by test error, with minutes of training; a bar is the standard deviation over runs.",
             "figures of [results](results.md)",
             """\
 panels = {
@@ -306,7 +333,7 @@ panels = {
         "CNN of equal size": (20.3, [0.8704]),
     },
 }
-figure = viz.accuracy_against_time(panels)""",
+figure = viz.ranked_accuracies(panels)""",
         ),
     ],
 }
@@ -369,6 +396,25 @@ def draw(main: str, figures: set[str]) -> None:
         exec(entry.code.replace(MAIN, main), names)
         size = save(names["figure"], PICTURES / f"{entry.name}.png", entry.dpi, entry.colors)
         print(f"{entry.name}: {size:,} bytes" + (", which is large" if size > MAX_BYTES else ""))
+
+
+FILM = PICTURES.parent / "rosette.gif"
+FILM_DIGITS = (0, 905)  # of the embedded test digits: one that is read well, and one in doubt
+
+
+def draw_film() -> None:
+    """Make the animation at the head of README.md."""
+    model = tc.load(tc.models.weights_file())
+    digits = tc.data.load_dataset("digits", "test")
+    films = []
+    for image in digits.float_images(FILM_DIGITS):
+        paths = evaluation.vote_paths(model, image)
+        film = viz.vote_film(
+            paths.coupling, paths.votes, paths.activation, classes=digits.classes, image=image
+        )
+        films += list(film)
+    size = tc.reporting.save_film(films, FILM).stat().st_size
+    print(f"{FILM.name}: {size:,} bytes")
 
 
 def wrapped(text: str) -> str:
@@ -442,6 +488,8 @@ def main() -> int:
     PICTURES.mkdir(parents=True, exist_ok=True)
     train_missing(options.run)
     draw(options.run, set(options.only))
+    if not options.only or "vote_film" in options.only:
+        draw_film()
     PAGE.write_text(page(options.run), encoding="utf-8")
     return 0
 

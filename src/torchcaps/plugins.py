@@ -17,6 +17,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
+from typing import Any
 
 from torchcaps.errors import TorchcapsError, one_line
 
@@ -92,6 +93,25 @@ def import_module(name: str) -> None:
         raise PluginError(f"{name}: cannot be imported ({_describe(error)})") from error
     if name not in _imported:
         _imported.append(name)
+
+
+def load_object(module: str, name: str) -> Any:
+    """What a module calls by a name; the module is imported.
+
+    Args:
+        module: as `import_module` takes it.
+        name: of a class, function or object in it.
+
+    Raises:
+        ValueError: there is nothing of this name.
+        ModuleNotFoundError: there is no such module.
+        PluginError: its import fails.
+    """
+    import_module(module)
+    names = vars(sys.modules[_module_of(Path(module)) if module.endswith(".py") else module])
+    if name not in names:
+        raise ValueError(f"{name}: expected a name in {module}, got none of it")
+    return names[name]
 
 
 def imported() -> list[str]:

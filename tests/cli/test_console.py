@@ -104,3 +104,11 @@ def test_outside_the_main_thread_nothing_is_changed():
     thread.start()
     thread.join()
     assert outcomes == [[]]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [("ascii", b"+ - 0.1 -> 0.2 \\xe9"), ("cp1252", b"+ - 0.1 -> 0.2 \xe9")],
+)
+def test_signs_that_a_console_lacks_are_written_in_ascii(encoding, text):
+    assert "✓ ✗ 0.1 → 0.2 é".encode(encoding, "torchcaps") == text

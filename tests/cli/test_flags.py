@@ -12,7 +12,7 @@ from typing import Literal, Union, get_args, get_origin
 import pytest
 import torch
 
-from torchcaps.cli.main import COMMANDS, DESCRIPTION
+from torchcaps.cli.main import COMMANDS
 from torchcaps.cli.parser import WITHOUT_FLAG, WITHOUT_THREADS, list_arguments, parse
 from torchcaps.cli.train import resolve
 from torchcaps.settings import known_settings
@@ -122,18 +122,9 @@ CALLS = {
         },
     ),
     "explore": (
-        "a b --data d --root s --host h --port 81 --no-open --device cpu",
+        "a b --root s --port 81 --no-open",
         "explorer.explore",
-        {
-            "run": "a",
-            "other": "b",
-            "data": "d",
-            "root": "s",
-            "host": "h",
-            "port": 81,
-            "open_page": False,
-            "device": "cpu",
-        },
+        {"run": "a", "other": "b", "root": "s", "port": 81, "open_page": False},
     ),
     "import": ("f --output o", "training.import_weights", {"path": "f", "output": "o"}),
     "models": ("--pattern caps*", "models.list_models", {"filter": "caps*"}),
@@ -154,7 +145,7 @@ CALLS = {
 # Flags that decide what is printed, or that a test of their own reads.
 ELSEWHERE = {
     *("json", "jsonl", "csv", "parquet", "output_file"),
-    *("resume", "control", "print_config", "list", "table"),
+    *("resume", "control", "print_config", "list", "table", "verbose"),
 }
 
 
@@ -229,7 +220,7 @@ def test_every_setting_reaches_the_configuration(name):
     flag = f"--{name}".replace("_", "-")
     if value is False:
         flag = flag.replace("--", "--no-")
-    call = parse(COMMANDS, ["train", "capsnet", flag, *words], DESCRIPTION)
+    call = parse(COMMANDS, ["train", "capsnet", flag, *words], "")
     settings = call.keywords["settings"]
     assert settings == {name: value}
     before = resolve("capsnet", {}, {}).flat()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -20,7 +22,6 @@ from .conftest import assert_fails, first_words, succeed
 @pytest.mark.parametrize(
     ("words", "list_names", "heading"),
     [
-        (["models"], list_models, "model"),
         (["recipes"], list_recipes, "recipe"),
         (["data", "list"], list_datasets, "data"),
     ],
@@ -32,6 +33,16 @@ def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, li
     starts = [line for line in lines[1:] if not line.startswith(" ")]  # others are wrapped text
     assert first_words(starts) == list_names()
     assert column(command(words, "--json").document, "name") == list_names()
+
+
+def test_models_say_what_they_are_for(command):
+    text = succeed(command("models")).out
+    assert [line.split(":")[0] for line in text.splitlines() if line[0] != " "] == list_models()
+    document = command("models", "--json").document
+    assert all(column(document, "purpose"))
+    tasks = dict(zip(column(document, "name"), column(document, "task"), strict=True))
+    assert (tasks["segcaps"], tasks["capsnet_small"]) == ("segment", "classify")
+    assert re.search(r"^capsnet_small: .*99\.\d+%.*\n    start here", text, re.MULTILINE)
 
 
 def test_a_recipe_in_json_has_its_configuration(command):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -95,14 +94,6 @@ def test_a_termination_unwinds_and_is_143(monkeypatch, command):
     assert command("doctor").status == 143
     assert unwound == [True]
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_characters_that_an_encoding_lacks_are_escaped(monkeypatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert main_module.main(["data", "list"]) == 0
-    stream.flush()
-    assert rb"1\xd728\xd728" in stream.buffer.getvalue()
 
 
 @pytest.mark.parametrize(

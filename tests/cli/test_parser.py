@@ -33,6 +33,13 @@ def test_help_fits_a_screen_with_an_example_and_says_no_python(command, monkeypa
     assert f"Example: torchcaps {name or 'train'}" in text
 
 
+def test_a_bare_command_lists_every_command_once_in_groups(command):
+    outcome = succeed(command())
+    assert outcome.out == succeed(command("--help")).out
+    starts = [line.split()[0] for line in outcome.out.splitlines() if line.startswith("  ")]
+    assert sorted(starts) == sorted(COMMANDS)
+
+
 def test_the_whole_help_has_every_setting_with_its_default(command, monkeypatch):
     text = help_of(command, monkeypatch, "train", "--help-all")
     flags = {name.replace("_", "-") for name in known_settings()} - {
@@ -72,7 +79,6 @@ def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentenc
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "expected a command"),
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
         (["diagnose", "x", "--count", "5"], "unknown flag '--count'; known: --baseline, --data"),
         (["train"], "the following arguments are required: NAME"),

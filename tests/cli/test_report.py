@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 
 import pytest
@@ -201,16 +200,30 @@ class TestCompare:
         assert_fails(command("compare", words), 2, sentence)
 
 
-def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):
-    outcome = command("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
+def test_a_diagnosis_begins_with_its_verdict(command, trained):
+    words = ("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
+    outcome = command(*words)
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    verdicts = command("diagnose", trained, "--images", 8, "--json").document["verdicts"]
-    assert f"ablation: {verdicts['ablation']}" in lines
-    [baseline] = filter(re.compile("baseline: ").match, lines)
-    assert "parameters against" in baseline
+    document = command("diagnose", trained, "--images", 8, "--json").document
+    assert lines[0] == document["verdict"]
+    assert lines[0].startswith("8 images do not show whether routing helps: ")
+    assert max(map(len, lines)) <= 80
+    marks = {line[0] for line in lines[3:] if line[1:3] == "  " and line[3] != " "}
+    assert marks <= set("✓✗?")
+    assert len(document["checks"]) == 10
+    assert "ablation: " not in outcome.out
+    assert "ablation: These images" in command(*words, "--verbose").out
     outcome = command("diagnose", trained, "--images", 1)
     assert (outcome.status, the_sentence(outcome)) == (2, "--images: expected at least 2, got 1")
+
+
+def test_an_animation_has_pictures_of_each_iteration(command, run, tmp_path):
+    outcome = command("animate", run, "--output", "votes.gif")
+    assert (outcome.status, outcome.out) == (0, "votes.gif\n")
+    with Image.open(tmp_path / "votes.gif") as film:
+        assert film.format == "GIF"
+        assert film.n_frames == 3 * (1 + 2 * 8)  # classes x (start + 2 passages)
 
 
 def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):

@@ -60,7 +60,7 @@ def test_each_form_becomes_the_target_that_it_says(labels, target, name, rows, c
     [
         ([[1, 0], [0, 1]], {}, "two columns of 0 and 1 can be read in two ways: .*booleans.*eye"),
         (np.eye(2, dtype=int), {"target": "labels"}, "can be read in two ways"),
-        ([[3, 7], [1, 4]], {}, r"whole numbers \[2, 2\] .* 0 and 1 .* floats .* numpy.eye\(8"),
+        ([[3, 7], [1, 4]], {}, r"whole numbers \[2, 2\] .* floats .* 0 and 1 .* numpy.eye\(8"),
         ([[3, 7], [4, 4]], {"target": "labels"}, r"each class of an image once, got \[4, 4\]"),
         ([[0], [0, 7]], {"num_classes": 4}, "expected 4 classes, .* num_classes=8"),
         (np.eye(3)[:, [0, 0, 1]], {"num_classes": 4}, "expected 4 classes, .* num_classes=3"),

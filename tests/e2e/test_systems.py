@@ -5,7 +5,9 @@ And by two processes, of which each starts this file.
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,8 +23,8 @@ from models.small import SMALLER
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init
-from torchcaps.explorer import open_session, open_views
-from torchcaps.explorer.views import infer, routing
+from torchcaps.explorer.answers import ANSWERS
+from torchcaps.explorer.page import describe_run
 from torchcaps.training import TrainConfig, train
 from training.makers import assert_resumes
 
@@ -86,15 +88,11 @@ def test_every_command_takes_every_system(name, tmp_path, monkeypatch, capsys):
     status = 0 if spec.decoder else 1
     assert main(["perturb", "run"]) == status
     assert main(["reconstruct", "run"]) == status
-    session = open_session("run")
-    picture, _ = session.example(0)
-    look = infer(session, picture)
-    assert len(look["activation"]) == 10
-    assert (look["pose"] is not None) == spec.pose
-    if "routing" in open_views(session):
-        routing(session, picture, 0)
-    if session.has_routing:
-        infer(session, picture, uniform=True)
+    served, content = describe_run("run", name)
+    blank = base64.b64encode(bytes(4 * math.prod(served.shape))).decode()
+    answer = ANSWERS["look"](served, blank)
+    assert len(base64.b64decode(answer["lengths"])) == 4 * 10
+    assert ("poses" in answer) == content.head["poses"] == spec.pose
 
 
 # Three steps of SGD, where rounding never changes a sign. After 14, EM routing makes 1e-3 of it.

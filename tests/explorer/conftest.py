@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import base64
-import io
-from types import SimpleNamespace
+import json
+import shutil
+import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from torchcaps.data import Dataset, Preprocess
-from torchcaps.explorer import VIEWS, Session
+from torchcaps.explorer.page import describe_run
+from torchcaps.explorer.server import bind
+from torchcaps.exporting.page import assemble
 from torchcaps.models import create_model
 
-HOME = "http://127.0.0.1:8700"
+SECONDS = 30
 CLASSES = ("zero", "one", "two")
 SIZE = (18, 20)
 
@@ -25,17 +28,11 @@ def as_loaded(model, size=SIZE, channels=1, classes=CLASSES):
     return model.eval()
 
 
-def make_capsnet(channels=1, size=SIZE, **options):
+def make_model(name="capsnet", channels=1, size=SIZE, **options):
     torch.manual_seed(0)
-    model = create_model(
-        "capsnet",
-        num_classes=len(CLASSES),
-        in_chans=channels,
-        img_size=size,
-        channels=4,
-        primary_types=2,
-        **options,
-    )
+    if name == "capsnet":
+        options = {"channels": 4, "primary_types": 2} | options
+    model = create_model(name, num_classes=3, in_chans=channels, img_size=size, **options)
     return as_loaded(model, size, channels)
 
 
@@ -48,52 +45,163 @@ def make_bars(count=9):
     return Dataset(images, {"label": labels}, CLASSES, "bars")
 
 
-def run(name, session, **arguments):
-    """What a view answers; without arguments of a request that are not named."""
-    [answer] = VIEWS[name].answer(session, [arguments])
-    return SimpleNamespace(**answer)
+@contextmanager
+def serve(*models):
+    """The address of a page that asks a server for these models, in a thread of this process."""
+    pairs = [describe_run(model, str(k)) for k, model in enumerate(models)]
+    contents = [content for _, content in pairs]
+    for index, content in enumerate(contents):
+        content.head["model"] = index
+        content.head["role"] = "other" if index else ""
+    with bind(assemble(contents, "server"), [served for served, _ in pairs], 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join(SECONDS)
 
 
-def client_of(*sessions, **options):
-    """A client of a page of these models; options are those of `make_app`."""
-    testclient = pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
-    from torchcaps.explorer.app import make_app
-
-    return testclient.TestClient(make_app(sessions, **options), base_url=HOME)
+def random_images(model, count=1):
+    """Random images that a model takes."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand((count, *model.image_shape), generator=generator)
 
 
-def encode_image(color="white", mode="RGB", kind="PNG"):
-    """The bytes of an image file of 30 × 24 pixels."""
-    file = io.BytesIO()
-    Image.new(mode, (30, 24), color).save(file, kind)
-    return file.getvalue()
+def encode(tensor):
+    return base64.b64encode(tensor.float().numpy().tobytes()).decode()
+
+
+def decode(text, shape):
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f4").copy()).view(shape)
+
+
+class Page:
+    """A page in the browser.
+
+    Args:
+        browser: a driver of selenium.
+        address: of the page.
+    """
+
+    def __init__(self, browser, address):
+        self.browser = browser
+        self.address = address
+
+    def open(self, state=""):
+        """Open the page in a state, as the part of its address after # has it."""
+        self.browser.get("about:blank")
+        self.browser.get(f"{self.address}#{state}")
+        self.wait(lambda: self.run("return document.documentElement.dataset.ready"))
+
+    def wait(self, condition):
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.browser, SECONDS).until(lambda _: condition())
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
+
+    def find(self, name):
+        return self.browser.find_element("id", name)
+
+    def text(self, name):
+        return self.find(name).text
+
+    def click(self, name):
+        self.find(name).click()
+
+    def select(self, selector):
+        return self.browser.find_elements("css selector", selector)
+
+    def look(self, images):
+        """What the page's first network gives for images: lengths, and drawings of the longest."""
+        script = """
+        const done = arguments[2];
+        const bytes = decodeBytes(arguments[0]);
+        const all = new Float32Array(bytes.buffer);
+        const size = all.length / arguments[1];
+        (async () => {
+          const lengths = [];
+          const drawings = [];
+          for (let n = 0; n < arguments[1]; n++) {
+            const look = await page.source.look(all.slice(n * size, (n + 1) * size));
+            lengths.push(Array.from(look.lengths));
+            if (!page.source.head.decoder || n > 2) continue;
+            const label = rankClasses(look.lengths)[0];
+            drawings.push(Array.from(await page.source.draw(poseOf(look, label), label)));
+          }
+          done([lengths, drawings]);
+        })().catch((error) => done(String(error)));
+        """
+        self.browser.set_script_timeout(240)
+        answer = self.browser.execute_async_script(script, encode(images), len(images))
+        assert not isinstance(answer, str), answer
+        lengths, drawings = answer
+        return torch.tensor(lengths), torch.tensor(drawings)
+
+    def draw(self, points):
+        """Draw with the mouse; points are shares of the paper."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        paper = self.find("paper")
+        size = (paper.size["width"], paper.size["height"])
+        chain = ActionChains(self.browser, duration=10)
+        points = np.array(points)
+        starts = points[:-1, None]
+        steps = np.diff(points, axis=0)[:, None] * np.arange(1, 7)[:, None] / 6
+        places = np.concatenate([points[:1], (starts + steps).reshape(-1, 2)])
+        for k, (x, y) in enumerate(((places - 0.5) * size).astype(int).tolist()):
+            chain.move_to_element_with_offset(paper, x, y)
+            if k == 0:
+                chain.click_and_hold()
+        chain.release().perform()
+
+    def check_log(self, addresses):
+        """Check that there was no error, and that nothing but these addresses was asked."""
+        for line in self.browser.get_log("browser"):
+            assert line["level"] != "SEVERE", line
+        urls = []
+        for line in self.browser.get_log("performance"):
+            event = json.loads(line["message"])["message"]
+            if event["method"] == "Network.requestWillBeSent":
+                urls.append(event["params"]["request"]["url"])
+        for url in urls:
+            assert url.startswith(tuple(addresses)), url
 
 
 @pytest.fixture(scope="session")
-def session():
-    return Session(make_capsnet(), "small", make_bars())
-
-
-@pytest.fixture(scope="session")
-def color():
-    model = make_capsnet(channels=3, decoder=False)
-    return Session(model, "color", note="No test images: none.")
-
-
-@pytest.fixture(scope="session")
-def plain():
-    torch.manual_seed(0)
-    model = create_model("cnn_matched", num_classes=3, in_chans=1, img_size=SIZE, match="capsnet")
-    return Session(as_loaded(model), "cnn")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    programs = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    program = next(filter(None, programs), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("no browser here: needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    options.add_argument("--headless=new")
+    options.add_argument("--no-sandbox")
+    options.add_argument("--disable-dev-shm-usage")
+    options.add_argument("--window-size=1280,1000")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
 
 
 @pytest.fixture
-def image():
-    pixels = np.random.default_rng(0).integers(0, 256, (1, *SIZE), dtype=np.uint8)
-    return torch.from_numpy(pixels)
+def opened(browser):
+    """A function that gives the page at an address; its log is checked at the end."""
+    pages = []
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)  # of earlier tests
 
+    def page_at(address):
+        pages.append(Page(browser, address))
+        return pages[-1]
 
-@pytest.fixture
-def picture(image):
-    """The image as a request has it."""
-    return base64.b64encode(image.numpy().tobytes()).decode()
+    yield page_at
+    addresses = ["data:", "about:", "blob:"]
+    addresses += [page.address for page in pages]
+    for page in pages[-1:]:
+        page.check_log(addresses)

@@ -231,7 +231,9 @@ def test_a_model_that_depends_on_values_is_refused_in_a_sentence(tmp_path):
 
 def test_options_that_do_not_fit(tmp_path, monkeypatch):
     model = small_model()
-    with pytest.raises(ArgumentError, match=r"expected a file ending in one of \.onnx, \.pt2"):
+    with pytest.raises(
+        ArgumentError, match=r"expected a file ending in one of \.html, \.onnx, \.pt2"
+    ):
         export(model, tmp_path / "model.bin")
     with pytest.raises(UnknownNameError, match="export format"):
         export(model, tmp_path / "model.onnx", format="onyx")

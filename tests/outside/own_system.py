@@ -15,7 +15,6 @@ from torch import nn
 
 from torchcaps import data, models, nn as capsules, reporting, tasks, training
 from torchcaps.data.augment import register_augmentation
-from torchcaps.explorer import register_view
 from torchcaps.exporting import register_export_format
 from torchcaps.functional import squash_with_length
 from torchcaps.reproduction import register_measure
@@ -212,13 +211,6 @@ class EqualRouting(capsules.Router):
         s = votes.weighted(c)
         v, length = squash_with_length(s if votes.bias is None else s + votes.bias)
         return Routed(v, length, c)
-
-
-@register_view("ink")
-def measure_ink(session, image):
-    """How much of a picture is ink: its mean."""
-    del session
-    return {"ink": float(image.float().mean()) / 255}
 
 
 def read_saved(path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "img"}
+VOID = {"meta", "link", "img", "source", "input"}
 
 
 class Page(HTMLParser):
@@ -28,7 +28,7 @@ class Page(HTMLParser):
         assert self.open_tags.pop() == tag
 
     def handle_data(self, data):
-        if self.open_tags[-1:] != ["style"]:
+        if self.open_tags[-1:] not in (["style"], ["script"]):
             self.words.append(data)
 
     @property

@@ -14,7 +14,7 @@ from torchcaps.cli.main import main
 from torchcaps.data import make_planes
 from torchcaps.data.points import point_set, standardized_points
 from torchcaps.errors import ArgumentError
-from torchcaps.explorer import open_session
+from torchcaps.explorer.page import describe_run
 from torchcaps.tasks import create_task, eval_outputs
 from torchcaps.tasks.align import (
     WEIGHTS,
@@ -238,7 +238,7 @@ def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, mo
     with pytest.raises(
         ValueError, match="the explorer shows pictures, and this model takes points"
     ):
-        open_session("run")
+        describe_run("run", "run")
 
 
 def test_planes_are_what_the_recipe_takes():

@@ -1,5 +1,6 @@
 """Masks as data, as losses, as figures and as predictions."""
 
+import base64
 import json
 from dataclasses import replace
 from itertools import product
@@ -17,8 +18,8 @@ from torchcaps.cli.main import main
 from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer import VIEWS, Session, open_views
-from torchcaps.explorer.views import infer
+from torchcaps.explorer.answers import ANSWERS
+from torchcaps.explorer.page import describe_run
 from torchcaps.reporting import predict
 from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
@@ -335,22 +336,19 @@ def test_masks_of_overlapping_digits():
     assert torch.equal(masked.targets["mask"][:20].long(), brighter * is_ink)
 
 
-def test_the_explorer_shows_a_drawing_for_each_class():
+def test_the_explorer_shows_the_picture_under_its_mask():
     images = shapes(6)
     model = model_of("segcaps")
     model.classes = images.classes
     model.preprocess = tc.data.Preprocess((16, 16), 1)
-    session = Session(create_task(model, TrainConfig(), images), "masks", images)
-    picture, labels = session.example(2)
-    look = infer(session, picture)
-    assert look["activation"].sum().item() == pytest.approx(1)
-    assert look["drawn"].shape == (1, 3, 16, 16)
-    assert labels == (images.labels[2].item(),)
-    description = session.describe()
-    assert (description["classes"], description["dense"]) == (list(images.classes), True)
-    assert "pose" not in open_views(session)
-    rotated = VIEWS["transform"].function(session, picture, [0.0, 10.0], 1)
-    assert rotated["activation"].shape == (2, 4)
+    served, content = describe_run(model, "masks")
+    picture = base64.b64encode(images.float_images([2]).numpy().tobytes()).decode()
+    answer = ANSWERS["look"](served, picture)
+    shares = np.frombuffer(base64.b64decode(answer["lengths"]), "<f4")
+    assert shares.sum() == pytest.approx(1)
+    assert len(base64.b64decode(answer["seen"])) == 4 * 3 * 16 * 16
+    assert content.head["classes"] == list(images.classes)
+    assert not content.head["poses"]
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):

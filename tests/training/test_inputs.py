@@ -172,8 +172,9 @@ def test_samples_of_a_data_set_are_read_again_in_each_epoch():
     model, history = tc.fit(linear(), dataset, **SETTINGS)
     assert model.classes == ("cat", "dog", "owl")
     assert [row["images"] for row in history] == [18, 18]
-    # Once for the labels, the held-out ones once more, and each epoch the others.
-    assert dataset.num_reads == 24 + 6 + 2 * 18
+    # Once for the labels, the held-out ones once more, each epoch the others, and these for the
+    # form of pictures to predict.
+    assert dataset.num_reads == 24 + 6 + 2 * 18 + 18
 
 
 def test_the_order_of_a_data_set_is_that_of_the_seed():

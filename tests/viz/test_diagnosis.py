@@ -20,14 +20,17 @@ def diagnose_stack(*sizes, baseline=None, **options):
 def test_each_panel_has_its_figures():
     baseline = nn.Sequential(nn.Flatten(), nn.Linear(24, 3))
     figures = diagnose_stack(6, 5, 3, baseline=baseline)
+    course = replace(figures.iterations, entropy={"layers.0": (1.0, 0.7, 0.4)})
+    figures = replace(figures, iterations=course, children=replace(figures.children, dead=0.25))
     figure = diagnosis(figures)
-    entropy, activation, idle, accuracy = figure.axes
-    assert tuple(entropy.lines[0].get_ydata()) == figures.iterations.entropy["layers.0"]
+    accuracy, straightness, entropy, activation, idle = figure.axes
+    assert tuple(straightness.lines[0].get_ydata()) == course.straightness["layers.0"]
+    assert tuple(entropy.lines[-1].get_ydata()) == (1.0, 0.7, 0.4)
     assert tuple(activation.lines[0].get_ydata()) == figures.decay.strongest
     assert tuple(activation.lines[1].get_ydata()) == figures.decay.median
     first, second = figures.layers
     assert heights(idle) == [
-        figures.children.dead,
+        0.25,
         first.parents.dead,
         second.parents.dead,
         figures.children.constant,
@@ -45,13 +48,15 @@ def test_each_panel_has_its_figures():
     assert_nothing_cut(figure)
 
 
-def test_figures_that_are_missing_are_left_out():
+def test_a_panel_in_which_nothing_happens_is_named_and_not_drawn():
     figures = diagnose_stack(6, 3, routing="em")
-    accuracy = diagnosis(figures).axes[3]
+    [accuracy, *_] = diagnosis(figures).axes
     assert words(accuracy.get_xticklabels()) == ["as trained", "uniform", "random"]
     assert accuracy.get_xlim()[1] < 3  # no room is kept for a baseline
 
-    layer = replace(figures.layers[0], entropy=None, parents=None)
+    alive = replace(figures.children, dead=0.0, constant=0.0)
+    fed = replace(figures.layers[0].starvation, starved=0.0)
+    layer = replace(figures.layers[0], entropy=None, parents=None, starvation=fed)
     decay = replace(
         figures.decay,
         layers=("children",),
@@ -62,9 +67,13 @@ def test_figures_that_are_missing_are_left_out():
         figures,
         ablation=None,
         layers=(layer,),
-        iterations=replace(figures.iterations, entropy={}),
+        children=alive,
+        iterations=replace(figures.iterations, entropy={"layers.0": (1.0, 0.99)}, straightness={}),
         decay=decay,
     )
     figure = diagnosis(bare)
-    assert words(figure.axes[3].get_xticklabels()) == ["as trained"]
+    assert words(figure.axes[0].get_xticklabels()) == ["as trained"]
+    assert len(figure.axes) == 2
+    below = "couplings are uniform throughout (entropy 0.99 or more); no capsule is out of use"
+    assert figure.get_supxlabel() == f"Not drawn: {below}."
     assert_nothing_cut(figure)

@@ -171,14 +171,29 @@ def test_a_row_is_a_dimension_and_a_column_a_step():
     )
     [axes] = figure.axes
     grid = np.asarray(axes.images[0].get_array())[..., 0]
-    cells = grid.reshape(16, grid.shape[0] // 16, 11, grid.shape[1] // 11)[:, 1:29, :, 1:29]
+    cells = grid.reshape(16, grid.shape[0] // 16, 12, grid.shape[1] // 12)[:, 1:29, :11, 1:29]
     assert np.argwhere(cells.any(axis=(1, 3))).tolist() == [[2, 7]]
     assert (axes.get_xticks()[7], axes.get_yticks()[2]) == (7.5, 2.5)
     assert words(axes.get_yticklabels()) == numbered(17, "{}")[1:]
     offsets = "−0.25 −0.2 −0.15 −0.1 −0.05 0 +0.05 +0.1 +0.15 +0.2 +0.25"
-    assert words(axes.get_xticklabels()) == offsets.split()
-    assert axes.get_title() == "digit 5"
+    assert words(axes.get_xticklabels()) == [*offsets.split(), "change"]
+    assert axes.get_title() == "digit 5; poses hardly change the drawing yet: train longer"
     assert_nothing_cut(figure)
+
+
+def test_a_difference_is_orange_where_the_last_drawing_is_brighter():
+    decoded = np.zeros((2, 3, 1, 4, 4))
+    decoded[0, 2, 0, :, :2] = 1.0
+    decoded[0, 0, 0, :, 2:] = 1.0
+    figure = perturbations(decoded, [-1, 0, 1], title="x", names=["width", ""])
+    [axes] = figure.axes
+    assert axes.get_title() == "x"
+    assert words(axes.get_yticklabels()) == ["1 width", "2"]
+    grid = np.asarray(axes.images[0].get_array())
+    size = grid.shape[1] // 4
+    change = grid[: grid.shape[0] // 2, 3 * size :]
+    assert change[2, 2].tolist() == [230, 159, 0]
+    assert change[2, -3].tolist() == [0, 114, 178]
 
 
 def test_the_column_of_the_capsule_as_it_is_is_framed():

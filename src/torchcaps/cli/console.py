@@ -3,9 +3,11 @@
 And Ctrl-C and SIGTERM: stop in good order, with status 130 or 143.
 """
 
+import codecs
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import textwrap
@@ -13,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,9 +32,37 @@ GAP = 2  # between columns
 STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
+# What stands for a character that the encoding of the terminal lacks; others are escaped.
+SUBSTITUTES = {
+    "±": "+-",
+    "×": "x",
+    "…": "...",
+    "→": "->",
+    "°": " deg",
+    "²": "^2",
+    "−": "-",
+    "–": "-",
+    "·": "-",
+    "✓": "+",
+    "✗": "-",
+}
+LOSSY = "torchcaps.lossy"  # the name of `substitute` among the error handlers of codecs
+
 
 class UsageError(Exception):
     """The command line is wrong: one sentence, exit status 2."""
+
+
+def substitute(error: UnicodeError) -> tuple[str, int]:
+    """What is printed in place of characters that an encoding lacks, and where to go on."""
+    assert isinstance(error, UnicodeEncodeError)
+    texts = []
+    for character in error.object[error.start : error.end]:
+        texts.append(SUBSTITUTES.get(character, ascii(character)[1:-1]))
+    return "".join(texts), error.end
+
+
+codecs.register_error(LOSSY, substitute)
 
 
 @contextmanager
@@ -46,6 +77,14 @@ def usage() -> Iterator[None]:
 def note(text: str) -> None:
     """One line to stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def note_next(run: Path, *commands: str) -> None:
+    """What to do with a run next, to stderr: a line for each command, which takes the run first."""
+    note("next:")
+    for command in commands:
+        name, _, rest = command.partition(" ")
+        note(f"  torchcaps {name} {shlex.quote(str(run))} {rest}".rstrip())
 
 
 def note_without_plots() -> None:
@@ -124,13 +163,25 @@ def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str
 
 
 @contextmanager
-def counting(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """The bar as a function of the number that is done and the number of all, if it is known."""
+def counting(title: str, after: str = "") -> Iterator[Callable[[int, int | None], None]]:
+    """The bar as a function of the number that is done and the number of all, if it is known.
+
+    Args:
+        title: of the bar, which is a line on stderr, too.
+        after: what is done when all are counted, said then.
+    """
     from torchcaps.training.callbacks import progress_bar
 
+    note(f"{title} ...")
     with progress_bar(title) as bar:
         task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def count(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+            if after and done == total:
+                note(f"{after} ...")
+
+        yield count
 
 
 def sigterm_as_exit(end: Callable[[int], object] = sys.exit) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from torchcaps.cli.parser import Flag, Json, Root, Run
 def export(
     run: Run,
     *,
-    format: Annotated[str | None, Flag(metavar="onnx|torch|hub")] = None,
+    format: Annotated[str | None, Flag(metavar="onnx|torch|hub|page")] = None,
     output: Path | None = None,
     half: bool = False,
     int8: bool = False,
@@ -29,9 +29,11 @@ def export(
     Example: torchcaps export runs/capsnet-digits --format onnx --output digits.onnx
 
     Args:
-        format: onnx, torch for a program of torch.export (.pt2), or hub for a folder in the layout
-            of the Hugging Face Hub; by default from the ending of --output, or onnx.
-        output: The file, or the folder; by default model.onnx, model.pt2 or hub in the run folder.
+        format: onnx; torch for a program of torch.export (.pt2); hub for a folder in the layout of
+            the Hugging Face Hub; or page for a web page that runs the network and explains it. By
+            default from the ending of --output, or onnx.
+        output: The file, or the folder; by default model.onnx, model.pt2, hub or page/index.html in
+            the run folder.
         half: Store weights in float16; they are computed with in float32.
         int8: Store the matrices of capsule layers as whole numbers of 8 bits.
         opset: Version of ONNX's operators; by default the converter's.
@@ -43,10 +45,10 @@ def export(
 
     if output is None:
         format = format or "onnx"
-        suffix = EXPORT_FORMATS[format].suffix
-        output = tc.reporting.evaluation_folder(run) / (f"model{suffix}" if suffix else format)
+        output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
     if push is not None and format != "hub":
         raise UsageError(f"--push: expected --format hub, got {format}")
+    note("writing the file, and comparing its answers on test images ...")
     with usage():
         exported = tc.export(
             run, output, format=format, half=half, int8=int8, opset=opset, root=root

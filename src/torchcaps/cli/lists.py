@@ -1,17 +1,21 @@
 """What there is, and what others have published: models, recipes, doctor, data, import."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, show
-from torchcaps.cli.parser import Json
+from torchcaps.cli.console import UsageError, note, print_json, print_wrapped, show, usage
+from torchcaps.cli.parser import Flag, Json, parse_options
+from torchcaps.plugins import load_object
 
 
 def models(*, pattern: str = "*", json: Json = False) -> int:
-    """List the models, with their papers; `--json` adds their published figures.
+    """List the models: task, parameters, accuracy, and what each is for.
+
+    Accuracy is that of the weights in the package, or else the paper's; `--json` adds the papers.
 
     Example: torchcaps models --pattern "caps*"
 
@@ -19,12 +23,24 @@ def models(*, pattern: str = "*", json: Json = False) -> int:
         pattern: Wildcard for names.
     """
     document = []
-    rows = [("model", "year", "parameters", "paper")]
-    for name in tc.list_models(pattern):
+    lines = []
+    names = tc.list_models(pattern)
+    packaged = tc.list_models(pretrained=True)
+    for name in names:
         info = tc.models.model_info(name)
-        document.append({"name": name} | asdict(info))
-        rows.append((name, str(info.year), f"{info.parameters:,}", info.title))
-    show(json, document, rows)
+        task = tc.models.default_task(name)
+        accuracy = info.published.partition(" (")[0].partition(";")[0]
+        if name in packaged:
+            weights = tc.models.weights_info(name)
+            accuracy = f"{weights['data']} {weights['accuracy']:.2%} (in the package)"
+        document.append({"name": name, "task": task, "accuracy": accuracy} | asdict(info))
+        lines.append(f"{name}: {task}, {info.parameters:,} parameters, {accuracy}")
+        lines.append(f"    {info.purpose or info.title}")
+    if json:
+        print_json(document)
+        return 0
+    for line in lines:
+        print_wrapped(line)
     return 0
 
 
@@ -151,6 +167,39 @@ def _verify(name: str, root: Path | None, json: bool) -> int:
         rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
     show(json, [check._asdict() for check in checks], rows)
     return int(not all(check.ok for check in checks))
+
+
+def check(
+    layer: Annotated[str, Flag(metavar="FILE.py:LAYER")],
+    *,
+    shape: tuple[int, int] = (6, 8),
+    option: Sequence[str] = (),
+    json: Json = False,
+) -> int:
+    """Test the properties of a layer or router of your own; status 1 where one does not hold.
+
+    A layer takes child capsules [batch, children, dim] and gives parents of that form. A function
+    of votes [batch, children, parents, dim] and child activation is tested as a router. The file's
+    code is run.
+
+    Example: torchcaps check my_layer.py:CapsuleLayer --option out_capsules=5
+
+    Args:
+        shape: Children and their dimensions.
+        option: Argument of the class, such as out_capsules=5; may be given several times.
+    """
+    file, colon, name = layer.rpartition(":")
+    if not (colon and file and name):
+        raise UsageError(f"layer: expected FILE.py:NAME, got {layer}")
+    with usage():
+        target = load_object(file, name)
+    outcomes = tc.testing.check_any(target, *shape, **parse_options(option))
+    if json:
+        print_json(outcomes)
+    else:
+        for about, problem in outcomes.items():
+            print_wrapped(f"FAILS  {about}: {problem}" if problem else f"holds  {about}")
+    return int(any(outcomes.values()))
 
 
 def import_weights(file: Path, *, output: Path | None = None) -> int:

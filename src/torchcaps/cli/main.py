@@ -14,7 +14,7 @@ from contextlib import (
 
 import torchcaps as tc
 from torchcaps.cli import export, lists, predict, report, train
-from torchcaps.cli.console import UsageError, ignore_signals, sigterm_as_exit
+from torchcaps.cli.console import LOSSY, UsageError, ignore_signals, sigterm_as_exit
 from torchcaps.cli.parser import find_values, hinted, parse
 
 # A function's keyword-only parameters are its flags, beside `--import` and `--threads`; its
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "predict": predict.predict,
     "reconstruct": report.reconstruct,
     "perturb": report.perturb,
+    "animate": report.animate,
     "compare": report.compare,
     "audit": train.audit,
     "diagnose": report.diagnose,
@@ -36,13 +37,48 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "recipes": lists.recipes,
     "data": lists.data,
     "reproduce": train.run_experiment,
+    "check": lists.check,
     "doctor": lists.doctor,
 }
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
 
-DESCRIPTION = """Capsule networks: train, evaluate, inspect, predict.
+# The help of the program: a line for each command, in at most 80 columns.
+GROUPS: dict[str, dict[str, str]] = {
+    "Start": {
+        "explore": "draw a digit and watch the capsules; needs no training",
+        "train": "train a model, test it, and leave a run folder",
+        "evaluate": "measure a trained model on images it has not seen",
+        "predict": "classify your own images",
+        "report": "everything about a run on one HTML page",
+        "models": "what each model is for, its size and accuracy",
+        "data": "list the data sets, download one, or verify one",
+        "doctor": "what of this machine is used: device, threads, kernels",
+    },
+    "Inspect": {
+        "diagnose": "does routing do anything in this network?",
+        "reconstruct": "draw images above their reconstructions",
+        "perturb": "change each pose dimension and see what it encodes",
+        "compare": "is one method better than another, or equally good?",
+        "export": "a trained model as a file that works without torchcaps",
+    },
+    "Research": {
+        "recipes": "list the recipes, each a published experiment",
+        "reproduce": "run a published experiment beside its published figures",
+        "audit": "a capsule head beside plain heads, on equal terms",
+        "check": "test the properties of your own layer or router",
+        "import": "read published weights of other code",
+    },
+}
 
-Example: torchcaps train capsnet-digits && torchcaps report runs/capsnet-digits"""
+
+def describe() -> str:
+    """The help of the program: its commands in groups."""
+    lines = ["Capsule networks: train, evaluate, inspect, predict."]
+    for heading, group in GROUPS.items():
+        lines.append(f"\n{heading}")
+        lines += [f"  {name:<11} {about}" for name, about in group.items()]
+    lines += ["", "Example: torchcaps train capsnet-digits && torchcaps report runs/capsnet-digits"]
+    return "\n".join([*lines, "torchcaps COMMAND --help describes a command."])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,13 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     As one of several processes that `torchrun` started it ends the process instead.
     """
     # A stream that the caller closed writes to nowhere; otherwise the next file opened would take its
-    # place. Characters that an encoding lacks are escaped.
+    # place. Characters that an encoding lacks are replaced.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (to the end)
+            setattr(sys, name, nowhere)
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=LOSSY)
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return run_command(arguments)
@@ -89,7 +126,7 @@ def run_command(
             print(f"torchcaps {tc.__version__}")
             return 0
         with sigterm_as_exit(), context:
-            command = parse(COMMANDS, arguments, DESCRIPTION)
+            command = parse(COMMANDS, arguments, describe())
             with hinted(command.keywords.values()):
                 status = command()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
@@ -142,7 +179,11 @@ def _join_processes(arguments: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def _silence() -> Iterator[None]:
     """Print nothing while open."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
         yield
 
 

@@ -44,7 +44,14 @@ SYNONYMS = {
     "--num-workers": "--workers",
     "--wd": "--weight-decay",
 }
-WITHOUT_THREADS = ("models", "recipes", "data", "import", "doctor")  # commands that compute nothing
+WITHOUT_THREADS = (
+    "models",
+    "recipes",
+    "data",
+    "import",
+    "doctor",
+    "check",
+)  # commands that compute nothing
 HELP_COLUMN = 28  # of the descriptions of flags
 
 
@@ -242,7 +249,7 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
     Args:
         commands: by name. A function's signature is its flags, and its docstring is its help.
         words: those after the program's name.
-        description: of the program, for its help.
+        description: the help of the program.
 
     Returns:
         The command with its arguments, which is not run yet; it returns the exit status.
@@ -253,11 +260,9 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
         SystemExit: of status 0, after help.
     """
     name = "".join(words[:1])
-    if name in HELP:
-        print(_list_commands(commands, description))
+    if not name or name in HELP:
+        print(description)
         raise SystemExit(0)
-    if not name:
-        raise UsageError("expected a command; see torchcaps --help")
     check_known("command", name, commands)
     words = list(map(_normalize, words[1:]))
     import_modules(words)
@@ -406,18 +411,6 @@ def _normalize(word: str) -> str:
         return word
     name = name.replace("_", "-")
     return f"{SYNONYMS.get(name, name)}{equals}{value}"
-
-
-def _list_commands(commands: Mapping[str, Command], description: str) -> str:
-    """The help of the program: a line for each command."""
-    lines = [description, "", "commands:"]
-    for name, command in commands.items():
-        summary = _read_docstring(command)[0].partition("\n\n")[0]
-        lines.append(
-            textwrap.fill(f"  {name:<11} {summary}", LINE_WIDTH, subsequent_indent=" " * 14)
-        )
-    lines.append("\ntorchcaps COMMAND --help describes a command.")
-    return "\n".join(lines)
 
 
 def find_values(flag: str, arguments: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Commands that look at a trained model: its figures, its report, and what its capsules encode.
 
-torchcaps evaluate, report, compare, diagnose, reconstruct, perturb and explore.
+torchcaps evaluate, report, compare, diagnose, reconstruct, perturb, animate and explore.
 """
 
 import os
@@ -13,8 +13,11 @@ from torchcaps.cli.console import (
     UsageError,
     counting,
     note,
+    note_next,
     note_without_plots,
     print_json,
+    print_table,
+    print_wrapped,
     show,
     sigterm_as_exit,
     usage,
@@ -28,7 +31,6 @@ from torchcaps.cli.parser import (
     Run,
     RunOrOurs,
     check_flag,
-    use_threads,
 )
 
 
@@ -81,6 +83,8 @@ def evaluate(
         )
     show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
     note_without_plots()
+    note(f"figures and plots: {folder}")
+    note_next(run, "report", "diagnose", "explore")
     return 0
 
 
@@ -110,7 +114,7 @@ def report(
     check_flag("--diagnose", diagnose, low=0)
     if diagnose == 1:
         raise UsageError("--diagnose: expected 0 or at least 2, got 1")
-    with counting("evaluating") as progress:
+    with counting("evaluating", "measuring routing and drawing") as progress:
         path = tc.report(
             runs,
             output,
@@ -121,6 +125,7 @@ def report(
             progress=progress,
         )
     print(path)
+    note_next(runs[0], "explore", "diagnose", "export")
     return 0
 
 
@@ -198,9 +203,10 @@ def diagnose(
     images: int = 256,
     seed: int = 0,
     device: Device = "auto",
+    verbose: bool = False,
     json: Json = False,
 ) -> int:
-    """Measure what the routing of a trained capsule network does, with a verdict for each measure.
+    """Say what the routing of a trained capsule network does: a verdict, and a table of checks.
 
     Example: torchcaps diagnose runs/capsnet-digits --baseline runs/cnn-digits
 
@@ -208,8 +214,10 @@ def diagnose(
         baseline: Another run folder or model file to compare with, such as a CNN of equal size.
         images: Number of random test images.
         seed: Seed of the choice of test images.
+        verbose: Print the statistics of every measure, too.
     """
     check_flag("--images", images, low=2)
+    note("measuring the couplings ...")
     diagnosis = tc.diagnose(
         run,
         data,
@@ -222,8 +230,13 @@ def diagnose(
     if json:
         print_json(diagnosis.to_dict())
         return 0
-    for measure, verdict in diagnosis.verdicts().items():
-        print(f"{measure}: {verdict}")
+    print(f"{diagnosis.verdict}\n")
+    print_table(diagnosis.table().lines)
+    print("\n✓ yes  ✗ no  ? these images do not decide")
+    if verbose:
+        print()
+        for measure, verdict in diagnosis.verdicts().items():
+            print_wrapped(f"{measure}: {verdict}")
     return 0
 
 
@@ -255,6 +268,7 @@ def reconstruct(
             current folder.
     """
     check_flag("--per-class", per_class, low=1)
+    note("drawing ...")
     picture = tc.reporting.reconstruct_run(
         run or tc.models.weights_file(),
         images,
@@ -294,6 +308,7 @@ def perturb(
     """
     check_flag("--span", span, low=0)
     check_flag("--steps", steps, low=2)
+    note("drawing a grid for each class or image ...")
     pictures = tc.reporting.perturb_run(
         run or tc.models.weights_file(),
         images,
@@ -308,47 +323,63 @@ def perturb(
     return 0
 
 
+def animate(
+    run: RunOrOurs = None,
+    images: Sequence[Path] = (),
+    *,
+    data: Data = None,
+    root: Root = None,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Write a GIF of the votes for each class, laid tip to tail, from iteration to iteration.
+
+    Example: torchcaps animate runs/capsnet-digits digit.png
+
+    Args:
+        images: Your own image files or folders; by default one test image per class.
+        seed: Seed of the choice of test images.
+        output: The file; by default plots/votes.gif in the run folder, or in the current folder.
+    """
+    picture = tc.reporting.animate_run(
+        run or tc.models.weights_file(), images, data=data, root=root, seed=seed, output=output
+    )
+    print(picture)
+    return 0
+
+
 def explore(
     run: RunOrOurs = None,
     other: Path | None = None,
     *,
-    data: str | None = None,
     root: Root = None,
-    host: str = "127.0.0.1",
-    port: int = 8700,
+    port: int | None = None,
     open: bool = True,
-    device: Device = "auto",
-    threads: int = 1,
 ) -> int:
-    """Serve a page on this machine to draw a digit and watch the capsules. Ctrl-C ends it.
+    """Open the page that shows what a network's capsules say while you draw.
+
+    The page is one file, page/index.html in the run folder, and works without torchcaps. A model that
+    it cannot carry is answered for by a server on this machine, until Ctrl-C.
 
     Example: torchcaps explore runs/capsnet-digits
 
     Args:
         other: A second run folder or model file, to compare with on the same input.
-        data: Data set, by name or path, to choose test images from; by default the run's own.
-        host: Address to listen on; for any address but this machine's own, requests need the token in
-            the printed address.
-        port: First port to try; the next ones are tried if it is in use.
-        open: Open the page in the browser; --no-open does not.
-        threads: Processor threads; more threads hardly help for one image at a time.
+        port: Serve the page from this port of this machine, or the next free one.
+        open: Open the page in the browser; --no-open only says where it is.
     """
-    check_flag("--port", port, low=0, high=65535)
-    use_threads(threads)
-    note("reading the model ...")
+    if port is not None:
+        check_flag("--port", port, low=0, high=65535)
+    note("making the page ...")
     try:
-        with sigterm_as_exit(os._exit):  # it writes nothing, and may be in the middle of a pass
+        with sigterm_as_exit(os._exit):  # a server writes nothing
             tc.explore(
                 run,
                 other,
-                data=data,
                 root=root,
-                host=host,
                 port=port,
                 open_page=open,
-                device=device,
                 log=lambda line: print(line, flush=True),
-                warn=note,
             )
     except KeyboardInterrupt:
         note("stopped")

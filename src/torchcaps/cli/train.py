@@ -17,6 +17,7 @@ from torchcaps.cli.console import (
     UsageError,
     counting,
     note,
+    note_next,
     note_without_plots,
     print_json,
     print_table,
@@ -80,6 +81,7 @@ def train(
         config = tc.training.resolve_config(config)
         print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
         return 0
+    note("reading the data and building the model ...")
     if control and not tc.models.model_info(config.model.name).control:
         raise UsageError(f"--control: expected a model with a control, got {config.model.name}")
     if keep_memory:
@@ -196,6 +198,7 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
         below = f"{verdict}\n{below}"
     show(json, document, lines, below)
     note_without_plots()
+    note_next(folder, "report", "explore", "predict IMAGE")
 
 
 def _train(config: TrainConfig, folder: Path, resume: bool, training: Any) -> None:

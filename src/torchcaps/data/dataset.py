@@ -56,8 +56,9 @@ class Batch(NamedTuple):
         if sizes is None:
             return [self]
         groups = []
-        for height, width in sizes.unique(dim=0).tolist():
-            rows = (sizes == sizes.new_tensor([height, width])).all(dim=1).nonzero().squeeze(1)
+        pairs, group_of = sizes.unique(dim=0, return_inverse=True)
+        for group, (height, width) in enumerate(pairs.tolist()):
+            rows = (group_of == group).nonzero().squeeze(1)
             targets = select_rows(self.targets, rows)
             del targets["size"]
             if "mask" in targets:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import DataError
@@ -148,12 +148,11 @@ class Form:
         from scipy import ndimage
 
         side = max(img_size)
-        rows, columns = _lines(ink)
-        length = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
+        box = _box(ink)
+        length = max(ink[box].shape)
         # Strokes that are too thin grow to the usual width of thin ones.
         reach = max(round(self.stroke * length / self.size - _stroke_width(ink)), 0)
-        ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        ink = ndimage.maximum_filter(np.pad(ink, reach + 1), reach + 1)
+        ink = ndimage.maximum_filter(np.pad(ink[box], reach + 1), reach + 1)
         ink = _resized(ink, self.size * side / (length + reach))
         ink = (ink / _strength(ink, EDGE * ink.max())).clip(0, 1)
         # The window of this size in which the ink has its place.
@@ -218,16 +217,17 @@ def _stroke_width(ink: Gray) -> float:
     return float(8 / math.pi * ink.sum() / outline)  # along the axes it is 4 / pi times as long
 
 
-def _lines(ink: Gray) -> list[Int64[np.ndarray, " n"]]:
-    """The rows, and the columns, in which there are marks."""
-    return [np.flatnonzero((ink > EDGE).any(axis)) for axis in (1, 0)]
+def _box(ink: Gray) -> tuple[slice, slice]:
+    """The rows and the columns that hold the marks."""
+    from scipy import ndimage
+
+    return ndimage.find_objects((ink > EDGE).astype(int))[0]
 
 
 def _place(ink: Gray) -> tuple[int, Float[np.ndarray, " axes"]]:
     """The longer side of the marks, and (row, column) of the center of mass, in pixels."""
     positions = np.indices(ink.shape) + 0.5
-    length = max(lines[-1] + 1 - lines[0] for lines in _lines(ink))
-    return length, (positions * ink).sum((1, 2)) / ink.sum()
+    return max(ink[_box(ink)].shape), (positions * ink).sum((1, 2)) / ink.sum()
 
 
 def _resized(image: Gray, size: float | tuple[int, int]) -> Gray:

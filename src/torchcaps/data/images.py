@@ -84,7 +84,9 @@ def decode_image(
             # frequencies. Both sides alike: an EXIF orientation may exchange them.
             side = DRAFT_FACTOR * max(size_pair(img_size))
             image.draft(None, (side, side))
-        pixels = _decode_upright(image, channels, background)
+        ImageOps.exif_transpose(image, in_place=True)
+        pixels = torch.from_numpy(_to_bytes(image, background)).movedim(-1, 0).contiguous()
+        pixels = to_channels(pixels.unsqueeze(0), channels)[0]
     if img_size is None or pixels.shape[1:] == size_pair(img_size):
         return pixels
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
@@ -210,14 +212,6 @@ def _problem(error: Exception, name: str) -> str:
             return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
         case _:
             return f"unreadable image ({str(error) or type(error).__name__})"
-
-
-def _decode_upright(
-    image: Image.Image, channels: int, background: str
-) -> UInt8[Tensor, "channels height width"]:
-    ImageOps.exif_transpose(image, in_place=True)
-    pixels = torch.from_numpy(_to_bytes(image, background)).movedim(-1, 0)
-    return to_channels(pixels.unsqueeze(0), channels)[0].contiguous()
 
 
 def _to_bytes(image: Image.Image, background: str) -> np.ndarray:

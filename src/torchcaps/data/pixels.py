@@ -100,6 +100,22 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
     return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
+def channels_first(images: Tensor, in_chans: int | None) -> Images:
+    """Images `[n, height, width]`, or with an axis of channels, as `[n, channels, height, width]`.
+
+    Args:
+        images: of 3 or 4 axes; others stay as they are.
+        in_chans: channels of the model; None takes the last axis for channels where it is short.
+    """
+    if images.dim() == 3:
+        return images.unsqueeze(1)
+    if images.dim() != 4:
+        return images
+    first, last = images.shape[1::2]
+    is_last = first != in_chans if in_chans in (first, last) else last <= MAX_CHANNELS < first
+    return images.movedim(3, 1) if is_last else images
+
+
 def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -> Images:
     """Images in an array of one of the layouts that `read_arrays` takes.
 
@@ -115,23 +131,21 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
         DataError: another layout, type or range; the message begins with `source`.
     """
     shape = list(images.shape)
-    if images.ndim == 3:
-        images = images[:, None]
-    elif images.ndim != 4:
+    if images.ndim not in (3, 4):
         raise DataError(f"{source}: expected images of 3 or 4 axes, got shape {shape}")
-    elif in_chans in shape[1::2] and shape[1] != shape[3]:
-        if shape[3] == in_chans:
-            images = np.moveaxis(images, 3, 1)
-    elif (shape[1] <= MAX_CHANNELS) == (shape[3] <= MAX_CHANNELS):
+    is_told = in_chans in shape[1::2] and shape[1] != shape[-1]
+    if (
+        images.ndim == 4
+        and not is_told
+        and (shape[1] <= MAX_CHANNELS) == (shape[3] <= MAX_CHANNELS)
+    ):
         raise DataError(
             f"{source}: cannot tell which axis of the images {shape} is the channels; "
             f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}; give "
             f"in_chans={shape[1]} or in_chans={shape[3]}"
         )
-    elif shape[3] <= MAX_CHANNELS:
-        images = np.moveaxis(images, 3, 1)
     if images.size == 0:
-        raise DataError(f"{source}: there are no pixels in images of shape {list(images.shape)}")
+        raise DataError(f"{source}: there are no pixels in images of shape {shape}")
     if images.dtype == np.uint16:
         images = deep_to_bytes(images)
     elif images.dtype.kind == "f":
@@ -141,6 +155,7 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
             f"{source}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
         )
     tensor = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
+    tensor = channels_first(tensor, in_chans).contiguous()
     check_pixels(source, tensor)
     return tensor
 

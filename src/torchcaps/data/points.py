@@ -11,6 +11,7 @@ from torch import Tensor
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import in_split
+from torchcaps.data.form import Prepared
 from torchcaps.data.pixels import Size, check_finite, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import open_arrays
@@ -57,13 +58,16 @@ class PointPreprocess(Preprocess, kind="points"):
     def is_input(self, path: str) -> bool:
         return Path(path).suffix.lower() == ".npz"
 
-    def __call__(self, image: Picture | bytes, name: str | None = None) -> Tensor:
+    def prepare(
+        self, image: Picture | bytes, name: str | None = None, invert: str = "auto"
+    ) -> Prepared:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.
 
         Args:
             image: an `.npz` with one set in `points`, or an array or tensor
                 `[points, coordinates]`.
             name: what errors call the set; None takes the path.
+            invert: of pictures alone.
 
         Raises:
             DataError: unreadable, of several sets, or of another size than the model takes.
@@ -86,7 +90,7 @@ class PointPreprocess(Preprocess, kind="points"):
                 f"{source}: expected one set of points, got {len(points)}; evaluate takes many"
             )
         self.check(source, points)
-        return self.resize(source, points, self.img_size, self.in_chans)[0]
+        return Prepared(self.resize(source, points, self.img_size, self.in_chans)[0])
 
 
 def point_set(points: Tensor, name: str, class_name: str = "points") -> Dataset:

@@ -197,21 +197,38 @@ class Preprocess:
         Raises:
             DataError: as of a call.
         """
-        if is_array := isinstance(image, np.ndarray | Tensor):
-            array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-            source = array_images("image", array[None], self.in_chans)
-            images = fit_images(source, self.target_size, self.in_chans).clone()
-        else:
-            images = decode_image(image, self.target_size, self.in_chans, name=name)[None]
-        pixels = self.finish(to_float(images))[0]
+        pixels = self.finish(to_float(self.read(image, self.target_size, name)))[0]
         if self.form is None:
             return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
         is_gray = bool((pixels == pixels[:1]).all())
         if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
             return Prepared(pixels)
-        gray = to_float(to_channels(source, 1))[0, 0] if is_array else read_gray(image, name)
+        if isinstance(image, np.ndarray | Tensor):
+            gray = to_float(to_channels(self.read(image, None, name), 1))[0, 0]
+        else:
+            gray = read_gray(image, name)
         prepared = self.form.bring(gray.numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
+
+    def read(self, image: Picture | bytes, size: Size, name: str | None) -> Tensor:
+        """The pixels of one image, in the number of channels that the model takes.
+
+        Args:
+            image: as of a call.
+            size: (height, width) to resize to; None keeps the image's.
+            name: as of a call.
+
+        Returns:
+            `[1, in_chans, height, width]`, uint8 or floats in [0, 1].
+
+        Raises:
+            DataError: as of a call.
+        """
+        if not isinstance(image, np.ndarray | Tensor):
+            return decode_image(image, size, self.in_chans, name=name)[None]
+        array = torch.as_tensor(image).numpy(force=True)
+        images = array_images("image", array[None], self.in_chans)
+        return fit_images(images, size, self.in_chans).clone()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
@@ -279,14 +296,15 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
             raise DataError(f"{source}: expected float32, got {inputs.dtype}")
         check_finite(source, inputs, "array")
 
-    def __call__(
-        self, image: Picture | bytes, name: str | None = None
-    ) -> Float[Tensor, "channels height width"]:
+    def prepare(
+        self, image: Picture | bytes, name: str | None = None, invert: str = "auto"
+    ) -> Prepared:
         """One array as float32 `[channels, height, width]`.
 
         Args:
             image: an array or tensor of that shape.
             name: what errors call it.
+            invert: of pictures alone.
 
         Raises:
             DataError: a file or a picture, whose values would not be those of the training.
@@ -306,4 +324,4 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
             height=height,
             width=width,
         )
-        return self.finish(values[None])[0]
+        return Prepared(self.finish(values[None])[0])

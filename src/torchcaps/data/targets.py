@@ -133,43 +133,41 @@ def to_array(rows: Any) -> np.ndarray:
 
 def _is_whole(array: np.ndarray) -> bool:
     """Whether all are whole numbers."""
-    kind = array.dtype.kind
-    return kind in "biu" or (kind == "f" and bool((array == np.rint(array)).all()))
+    return array.dtype.kind in "biuf" and bool((array == array.round()).all())
 
 
 def _choose_form(array: np.ndarray, target: str | None) -> Form:
     """The form of all rows; `target` is what the task takes, if known."""
-    shape = list(array.shape)
-    is_number = array.dtype.kind in "biuf"
+    kind = array.dtype.kind
+    is_number = kind in "biuf"
     if array.ndim not in (1, 2):
         return Form("masks", _class_axis(array))
     if is_number and (target == "value" or not _is_whole(array)):
         return Form("values")
     if array.size == len(array):
-        is_list = array.dtype.kind == "O" and all(isinstance(row, SEQUENCES) for row in array.flat)
+        is_list = kind == "O" and all(isinstance(row, SEQUENCES) for row in array.flat)
         return Form("lists" if is_list else "classes")
+    columns = array.shape[1]
     if np.isin(array, (0, 1)).all():
         is_single = bool((array.sum(axis=1) == 1).all())
-        if is_single and shape[1] == 2 and array.dtype.kind in "iu" and target != "label":
-            raise ArgumentError(
-                "labels",
-                "two columns of 0 and 1 can be read in two ways: give booleans where each column "
-                "says whether an image is of this class; where they are the numbers of classes, "
-                "give 0 and 1 for each place and number, as "
-                "numpy.eye(2, dtype=bool)[labels].reshape(-1, 4)",
-            )
-        return Form("one_hot" if is_single and target != "labels" else "hot")
-    if not is_number or target == "labels":
+        if not is_single or columns > 2 or kind in "bf" or target == "label":
+            return Form("one_hot" if is_single and target != "labels" else "hot")
+        problem = "two columns of 0 and 1 can be read in two ways: give booleans"
+    elif not is_number or target == "labels":
         return Form("lists")
-    if array.dtype.kind == "f":
+    elif kind == "f":
         return Form("values")
-    places, count = shape[1], int(array.max()) + 1
+    else:
+        problem = (
+            f"whole numbers {list(array.shape)} can be read in several ways: give floats for values "
+            "to predict; 0 and 1 [n, classes]"
+        )
+    count = array.max() + 1
     raise ArgumentError(
         "labels",
-        f"whole numbers {shape} can be read in several ways: give 0 and 1 [n, classes] for the "
-        "classes that an image shows; floats for values to predict; and for a string in its order "
-        f"0 and 1 for each place and number, as numpy.eye({count}, dtype=bool)[labels].reshape(-1, "
-        f"{places * count})",
+        f"{problem} where each column says whether an image is of this class; and for a string of "
+        "classes in its order 0 and 1 for each place and class, as "
+        f"numpy.eye({count}, dtype=bool)[labels].reshape(-1, {columns * count})",
     )
 
 
@@ -177,11 +175,9 @@ def _class_axis(masks: np.ndarray) -> int | None:
     """The axis of masks that is none of space: of length 1, or with a 1 for the class."""
     if masks.ndim == 3:
         return None
-    axes = []
-    if masks.ndim == 4:
-        axes = [axis for axis in (1, 3) if masks.shape[axis] == 1]
-        if not axes and len(np.unique(masks)) == 2:
-            axes = [axis for axis in (1, 3) if ((masks > 0).sum(axis=axis) == 1).all()]
+    axes = [axis for axis in (1, 3) if masks.ndim == 4 and masks.shape[axis] == 1]
+    if masks.ndim == 4 and not axes and len(np.unique(masks)) == 2:
+        axes = [axis for axis in (1, 3) if ((masks > 0).sum(axis=axis) == 1).all()]
     if len(axes) == 1:
         return axes[0]
     raise ArgumentError(
@@ -231,9 +227,9 @@ def _encode(
 
 def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.ndarray:
     """The class of each pixel, `[n, height, width]`."""
-    if axis is not None and masks.shape[axis] > 1:
-        return masks.argmax(axis=axis)
     if axis is not None:
+        if masks.shape[axis] > 1:
+            return masks.argmax(axis)
         masks = masks.squeeze(axis)
     largest = max(MAX_MASK_VALUE, num_classes - 1)
     if largest < 255 and np.isin(masks, (0, 255)).all():
@@ -268,9 +264,8 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str
     Raises:
         ArgumentError: other labels, or names that are not as many as the model's classes.
     """
-    are_names = all(isinstance(label, str) for label in labels.ravel())
-    are_numbers = _is_whole(labels)
-    if labels.size == 0 or not (are_names or are_numbers) or (are_numbers and labels.min() < 0):
+    are_numbers = labels.size > 0 and _is_whole(labels) and labels.min() >= 0
+    if not (are_numbers or labels.dtype.kind == "U"):
         raise ArgumentError(
             "labels", f"expected whole numbers from 0, or names, got {labels[:3].tolist()}"
         )
@@ -282,10 +277,10 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str
                 raise _count_error(expected, count)
             return numbered("labels", expected - 1)
         labels = labels.astype(np.int64)
-    names = sorted(map(str, np.unique(labels.astype(str)).tolist()), key=natural_key)
-    if num_classes is not None and len(names) != num_classes:
+    names = tuple(sorted(np.unique(labels.astype(str)).tolist(), key=natural_key))
+    if num_classes not in (None, len(names)):
         raise _count_error(num_classes, len(names))
-    return tuple(names)
+    return names
 
 
 def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
@@ -295,15 +290,14 @@ def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor,
 
     Raises ArgumentError for a label that is none of them.
     """
-    index = dict(zip(classes, range(len(classes)), strict=True))
+    index = {name: number for number, name in enumerate(classes)}
     if _is_whole(labels):
         labels = labels.astype(np.int64)
     try:
         return torch.tensor([index[str(label)] for label in labels.tolist()], dtype=torch.int64)
     except KeyError as error:
-        is_unnumbered = not any(name.isdecimal() for name in classes)
         is_inside = labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < len(classes)
-        if is_unnumbered and is_inside:
+        if is_inside and not any(map(str.isdecimal, classes)):
             return torch.as_tensor(labels.astype(np.int64))
         names = ", ".join(classes)
         raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None

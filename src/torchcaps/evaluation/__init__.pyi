@@ -46,6 +46,11 @@ from torchcaps.evaluation.comparison.uncertainty import (
     holm as holm,
     seeds_needed as seeds_needed,
 )
+from torchcaps.evaluation.decoding.pose_axes import (
+    PoseAxes as PoseAxes,
+    measure_drawings as measure_drawings,
+    pose_axes as pose_axes,
+)
 from torchcaps.evaluation.decoding.reconstruction import (
     Perturbation as Perturbation,
     Reconstructions as Reconstructions,
@@ -125,4 +130,8 @@ from torchcaps.evaluation.routing.diagnosis import (
 )
 from torchcaps.evaluation.routing.layers import (
     route_images as route_images,
+)
+from torchcaps.evaluation.routing.paths import (
+    VotePaths as VotePaths,
+    vote_paths as vote_paths,
 )

@@ -1,4 +1,4 @@
-"""The interactive page: draw, and watch the capsules. `Session` is the model's side."""
+"""The page that explains a network while you draw: as a file, or by a small server."""
 
 from torchcaps.registry import load_name, stub_names
 

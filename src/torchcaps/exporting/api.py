@@ -96,11 +96,11 @@ def export(
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
-        path: of the file. What was there before is replaced when all is done; but a folder, which
-            "hub" writes, replaces none.
-        format: "onnx", "torch", "hub", or one that was registered; by default from the ending of
-            `path`.
-        half: store weights in float16.
+        path: of the file, or of the folder of a page. What was there before is replaced when all is
+            done; but a folder, which "hub" writes, replaces none.
+        format: "onnx", "torch", "hub", "page", or one that was registered; by default from the
+            ending of `path`.
+        half: store all weights in float16; a page does so with large ones in any case.
         int8: store the matrices of capsule layers as whole numbers of 8 bits.
         opset: version of the operators of ONNX; by default the converter's.
         root: where the named data set of a run is looked for first.
@@ -122,12 +122,18 @@ def export(
     path = Path(path)
     name = format or _format_of(path)
     export_format = EXPORT_FORMATS[name]
+    default = Path(export_format.file)
+    if default.name != export_format.file and not path.suffix:  # its files are alone in a folder
+        path /= default.name
+    half_limit = 0 if half else export_format.half_limit
     for option, value in {"opset": opset, "half": half, "int8": int8}.items():
         if value and option not in EXPORT_FORMATS.reads(name):
             raise ArgumentError(option, f"the format {name} has none")
     model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
-    stored = StoredWeights(model, half, int8).eval() if half or int8 else model
+    stored = model
+    if half_limit is not None or int8:
+        stored = StoredWeights(model, half_limit, int8).eval()
     expected = _answers(stored, images)
     reference = expected if stored is model else _answers(model, images)
     loss = largest_difference(expected, reference)
@@ -135,7 +141,7 @@ def export(
     if not spec_of(model).is_dense:
         pairs = zip(expected, reference, strict=True)
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
-    weights = " and ".join(["int8"] * int8 + ["float16"] * half) or "float32"
+    weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
     metadata = _describe(model_or_run, model) | {
         "weights": weights,
@@ -146,7 +152,9 @@ def export(
     make_folder(path.parent)
     with atomic(path) as partial:
         start = perf_counter()
-        export_format.write(Subject(stored, images[0][:2], metadata, model_or_run, opset), partial)
+        export_format.write(
+            Subject(stored, images[0][:2], metadata, model_or_run, opset, root), partial
+        )
         seconds = perf_counter() - start
         answer = export_format.read(partial)
         difference = largest_difference(_answers_of_file(answer, images, expected), expected)

@@ -34,6 +34,7 @@ class Subject:
         metadata: for the file, ready for JSON; see docs/export.md.
         origin: the model, or the run or file of weights, that it comes from.
         opset: version of ONNX's operators; None for the default of the converter.
+        root: where the named data set of a run is looked for first.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Subject:
     metadata: Mapping[str, Any]
     origin: ModelOrRun
     opset: int | None = None
+    root: str | None = None
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -71,11 +73,16 @@ class ExportFormat:
         suffix: of its files, such as ".onnx"; "" for a folder.
         write: writes a file.
         read: opens a file and returns the function that it answers with.
+        file: where it is written by default, within the folder of a run.
+        half_limit: its files have weights of more numbers than this in float16 in any case; None
+            for those that have them as asked.
     """
 
     suffix: str
     write: Callable[[Subject, Path], None]
     read: Callable[[Path], Answer]
+    file: str
+    half_limit: int | None = None
 
 
 def answer_of(model: Callable[[Tensor], Tensor]) -> Answer:
@@ -97,6 +104,8 @@ def register_export_format(
     read: Callable[[Path], Answer],
     *,
     reads: Iterable[str] = ("half", "int8"),
+    file: str = "",
+    half_limit: int | None = None,
     replace: bool = False,
 ) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
     """Decorator that registers a format by the function that writes it.
@@ -108,6 +117,9 @@ def register_export_format(
             it.
         reads: "opset" if the format has versions of operators, "half" and "int8" if it keeps
             weights so.
+        file: where it is written by default, within the folder of a run; else "model" and the
+            suffix, or the name of a format that is a folder.
+        half_limit: its files have weights of more numbers than this in float16 in any case.
         replace: allow a name that is taken.
 
     Returns:
@@ -118,7 +130,9 @@ def register_export_format(
     """
 
     def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
-        EXPORT_FORMATS.add(name, ExportFormat(suffix, write, read), reads=reads, replace=replace)
+        default = f"model{suffix}" if suffix else name
+        export_format = ExportFormat(suffix, write, read, file or default, half_limit)
+        EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)
         return write
 
     return decorate

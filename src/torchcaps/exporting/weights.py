@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +19,7 @@ class StoredWeights(nn.Module):
 
     Args:
         model: is not changed.
-        half: store weights in float16.
+        half_limit: store weights of more numbers than this in float16; None stores none so.
         int8: store the matrices of capsule layers as whole numbers, with one scale for the matrix
             of each child and parent.
 
@@ -24,17 +27,18 @@ class StoredWeights(nn.Module):
         ArgumentError: a weight is outside of the range of float16, or int8 without capsule layers.
     """
 
-    def __init__(self, model: nn.Module, half: bool, int8: bool) -> None:
+    def __init__(self, model: nn.Module, half_limit: int | None, int8: bool) -> None:
         super().__init__()
         self._model = (model,)  # not a part: its own weights are not stored
         capsule_weights = set()
         for prefix, module in model.named_modules():
             if int8 and isinstance(module, RoutedLayer):
-                for name, weight in module.named_parameters(prefix):
-                    if weight.dim() > 2:
+                for name, matrices in module.named_parameters(prefix):
+                    if matrices.dim() > 2:
                         capsule_weights.add(name)
         if int8 and not capsule_weights:
             raise ArgumentError("int8", "expected a model with layers of capsules, got none")
+        smallest = math.inf if half_limit is None else half_limit
         self._names: dict[str, str] = {}
         weights = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, weight in weights.items():
@@ -45,7 +49,7 @@ class StoredWeights(nn.Module):
                 scale = weight.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-30) / HIGHEST
                 weight = (weight / scale).round().to(torch.int8)
                 self.register_buffer(f"{key}/scale", scale)
-            elif half and weight.dtype == torch.float32:
+            elif weight.numel() > smallest and weight.dtype == torch.float32:
                 weight = weight.half()
                 if not weight.isfinite().all():
                     raise ArgumentError("half", f"expected weights below 65,520, got more: {name}")
@@ -54,6 +58,13 @@ class StoredWeights(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         weights = {name: self._widened(key) for name, key in self._names.items()}
         return torch.func.functional_call(self._model[0], weights, (images,))
+
+    def widened(self) -> nn.Module:
+        """A copy of the model with the weights that are stored, in float32."""
+        model = deepcopy(self._model[0])
+        weights = {name: self._widened(key) for name, key in self._names.items()}
+        model.load_state_dict(weights, strict=False)  # buffers that no file keeps stay
+        return model
 
     def _widened(self, key: str) -> Tensor:
         weight = self.get_buffer(key)

@@ -11,6 +11,7 @@ from torchcaps.models._pretrained import weights_file as weights_file, weights_i
 from torchcaps.models._registry import (
     ModelInfo as ModelInfo,
     create_model as create_model,
+    default_task as default_task,
     list_models as list_models,
     model_info as model_info,
     register_model as register_model,

@@ -50,13 +50,6 @@ def side_before(side: int, windows: Sequence[tuple[int, int]]) -> int:
     return side
 
 
-def enlarge(drawings: Images, img_size: tuple[int, int]) -> Images:
-    """Drawings at the size of the images, by bilinear interpolation where theirs is smaller."""
-    if drawings.shape[2:] == img_size:
-        return drawings
-    return F.interpolate(drawings, img_size, mode="bilinear")
-
-
 def no_decoder() -> ArgumentError:
     """The error of a drawing by a model that has no decoder although it could have one."""
     return ArgumentError(
@@ -202,7 +195,10 @@ class DrawingModel(ImageModel):
         Raises:
             ValueError: if the model was built without a decoder.
         """
-        return enlarge(self.draw(capsules, labels), self.img_size)
+        drawings = self.draw(capsules, labels)
+        if drawings.shape[2:] == self.img_size:
+            return drawings
+        return F.interpolate(drawings, self.img_size, mode="bilinear")
 
     def draw(self, capsules: Capsules, labels: Tensor | None = None) -> Images:
         """Draw images at the size of the decoder's drawings, `draw_size`.

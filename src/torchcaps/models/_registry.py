@@ -18,7 +18,7 @@ from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
 from torchcaps.registry import Registry
-from torchcaps.types import model_metadata
+from torchcaps.types import ModelSpec, model_metadata
 
 Builder = Callable[..., nn.Module]
 B = TypeVar("B", bound=Builder)
@@ -40,6 +40,7 @@ class ModelInfo:
         num_classes: 0 where labels have no part in it, and it is not told of classes.
         parameters: their number at these sizes.
         published: the paper's own figure, in words.
+        purpose: what it is for, one line.
         named: its builder takes the names of the classes, as `classes`, for their label tree.
         control: name of the plain network that it is compared with by `torchcaps train`, or empty;
             its option `hidden` makes a head of as many weights.
@@ -54,6 +55,7 @@ class ModelInfo:
     num_classes: int = 10
     parameters: int
     published: str
+    purpose: str = ""
     named: bool = False
     control: str = ""
     control_options: tuple[str, ...] = ()
@@ -136,6 +138,21 @@ def model_info(name: str) -> ModelInfo:
         ValueError: for an unknown name.
     """
     return MODELS[name][1]
+
+
+def default_task(name: str) -> str:
+    """The task that a model is trained for, a name of `tasks.list_tasks()`.
+
+    Args:
+        name: of the model; see `list_models()`. A function that builds it makes a classifier.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    builder: Any = MODELS[name][0]
+    while isinstance(builder, partial):
+        builder = builder.func
+    return getattr(builder, "spec", ModelSpec()).task
 
 
 def create_model(

@@ -133,6 +133,7 @@ class AffineCaps(CapsuleLinear):
         img_size=(40, 40),
         parameters=7_578_688,
         published="affNIST accuracy 93.21 %, trained on MNIST",
+        purpose="one matrix a class and no routing: digits that are rotated or sheared",
     ),
     name="affcaps",
 )

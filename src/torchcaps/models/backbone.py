@@ -27,8 +27,8 @@ from torchcaps.models._backbones import (
 from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, check_sizes, register_model, register_variant
 from torchcaps.models.notebook import parameter_count
-from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
-from torchcaps.types import Capsules, ModelMetadata, ModelSpec, check_module, set_model_metadata
+from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, as_map, check_features, pool_positions
+from torchcaps.types import Capsules, ModelMetadata, check_module, set_model_metadata
 
 LARGER = 32  # pixels a side, of the trial of another size: a multiple of the usual strides
 
@@ -89,22 +89,22 @@ class FeatureExtractor(nn.Module):
             self.any_size = False
         self.train()
 
-    def _measure(self, images: Tensor) -> tuple[int, int, int]:
+    def _measure(self, images: Tensor) -> tuple[int, ...]:
         """Shape of the features of such images, by one pass."""
         self.eval()
         height, width = images.shape[2:]
         try:
             with torch.no_grad():
                 features = self(images.to(next(self.parameters(), images).device))
+        except ArgumentError:
+            raise
         except (RuntimeError, ValueError, TypeError) as error:
-            if isinstance(error, ArgumentError):
-                raise
             raise ArgumentError(
                 "backbone",
                 f"takes no images of {height}x{width} pixels ({one_line(str(error))})",
             ) from error
-        count, rows, columns = features.shape[1:]
-        return count, rows, columns
+        _, *shape = features.shape
+        return tuple(shape)
 
     def train(self, mode: bool = True) -> "FeatureExtractor":
         """Set the mode; what is fixed stays in evaluation mode.
@@ -125,10 +125,7 @@ class FeatureExtractor(nn.Module):
         x = (images - self.mean) / self.std  # one channel becomes as many as the mean has
         features = last_features(self.module(x))
         check_features(features)
-        features = pool_positions(features, self.max_positions)
-        if features.dim() == 3:
-            return features.mT.unsqueeze(2)
-        return features if features.dim() == 4 else features[:, :, None, None]
+        return as_map(pool_positions(features, self.max_positions)).movedim(-1, 1)
 
 
 def last_features(output: Any) -> Tensor:
@@ -200,13 +197,16 @@ class _OnBackbone(ImageModel):
             backbone, in_chans, self.img_size, freeze=freeze, max_positions=max_positions
         )
         self.head = self._build_head(**head_options)
+        self.spec = replace(
+            self.spec, features=self.takes_features, any_size=self.backbone.any_size
+        )
 
     @abstractmethod
     def _build_head(self, **options: Any) -> nn.Module:
         """The head, for the maps of the backbone."""
 
     @property
-    def feature_shape(self) -> tuple[int, int, int]:
+    def feature_shape(self) -> tuple[int, ...]:
         """Shape of the features of an image, `(features, rows, columns)`."""
         return self.backbone.shape
 
@@ -238,12 +238,11 @@ class CapsuleHeadNetwork(_OnBackbone):
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, **options)
         is_length = self.head.activation == "length"
-        self.spec = ModelSpec(
+        self.spec = replace(
+            self.spec,
             pose=True,
             activation="length" if is_length else "probability",
             loss="margin" if is_length else "likelihood",
-            features=self.takes_features,
-            any_size=self.backbone.any_size,
         )
 
     def _build_head(self, **options: Any) -> nn.Module:
@@ -263,12 +262,6 @@ class LinearHeadNetwork(_OnBackbone, PlainNetwork):
         options: `freeze` and `max_positions`; and of the head `hidden`, units of a layer with ReLU
             before the classes, 0 for none.
     """
-
-    def __init__(self, *sizes: Any, **options: Any) -> None:
-        super().__init__(*sizes, **options)
-        self.spec = replace(
-            self.spec, features=self.takes_features, any_size=self.backbone.any_size
-        )
 
     def _build_head(self, **options: Any) -> nn.Module:
         return LinearHead(self.backbone.shape[0], self.num_classes, **options)
@@ -407,11 +400,13 @@ def _build(
         in_chans=3,
         parameters=327_472,
         published="none: see docs/backbones.md",
+        purpose="capsules on a pretrained network of your own",
         control="linear_head",
         control_options=("backbone", "freeze", "max_positions"),
-    )
+    ),
+    name="capsule_head",
 )
-def capsule_head(
+def head_on_backbone(
     *,
     head: str = "capsule",
     backbone: str | Mapping[str, Any] = "resnet20",
@@ -438,6 +433,7 @@ register_variant(
     title="A linear head on a backbone",
     parameters=269_722,
     published="none: the control of capsule_head",
+    purpose="the plain head that capsule_head is compared with",
     control="",
     control_options=(),
     head="linear",

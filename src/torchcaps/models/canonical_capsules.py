@@ -172,6 +172,7 @@ def make_decoder(in_features: int, widths: Sequence[int], dim: int) -> nn.Sequen
         num_classes=0,
         parameters=13_994_932,
         published="Chamfer distance on ShapeNet; its tables were not read here",
+        purpose="parts and canonical pose of sets of points, without labels",
     ),
     name="canonical_capsules",
 )

@@ -33,6 +33,7 @@ MAX_CLASSES_WITHOUT_BIAS = 10  # as published
         arxiv="1710.09829",
         parameters=8_215_568,
         published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
+        purpose="the network of 2017, as published: dynamic routing and a decoder",
     ),
     name="capsnet",
 )
@@ -133,4 +134,5 @@ register_variant(
     primary_types=8,
     decoder=(256, 512),
     published="none: a small form, whose weights come with the package",
+    purpose="start here: the network of 2017 at a sixth of its size",
 )

@@ -31,6 +31,7 @@ MAX_LAYERS = 100
         arxiv="1710.09829",
         parameters=35_445_522,
         published="MNIST test error 0.39 % (the paper's baseline)",
+        purpose="the plain network that CapsNet's paper compares with",
     ),
     name="cnn_baseline",
 )
@@ -226,6 +227,7 @@ register_variant(
         year=2018,
         parameters=8_214_827,
         published="none: the comparison that capsule figures need",
+        purpose="a plain network as large as any capsule network, to compare with",
     )
 )
 def cnn_matched(

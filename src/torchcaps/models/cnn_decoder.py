@@ -24,6 +24,7 @@ SMALLEST = 4  # pixels that two poolings leave one place of
         arxiv="1907.02957",
         parameters=1_965_530,
         published="none: the comparison that figures of reconstructions need",
+        purpose="a plain network that draws: the control of reconstructions",
     ),
     name="cnn_decoder",
 )

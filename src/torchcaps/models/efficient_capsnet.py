@@ -46,6 +46,7 @@ DECODERS: dict[str, type[FullyConnectedDecoder | UpsamplingDecoder]] = {
         arxiv="2101.12491",
         parameters=1_573_168,
         published="MNIST test error 0.26 %; 0.16 % with an ensemble",
+        purpose="few parameters, routing by attention without iterations",
     ),
     name="efficient_capsnet",
 )

@@ -93,6 +93,7 @@ class ConvolutionalModel(LogitModel):
         arxiv="2211.11754",
         parameters=163_025,
         published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
+        purpose="routing of sequences of vectors, on a small stem",
     ),
     name="heinsen",
 )
@@ -151,6 +152,7 @@ class ConvRouting(ConvolutionalModel):
         num_classes=5,
         parameters=271_688,
         published="smallNORB test accuracy 99.1 %",
+        purpose="routing of matrices, for toys seen from all sides",
     ),
     name="heinsen_2019",
 )

@@ -81,6 +81,7 @@ class HomogeneousCaps(nn.Module):
         arxiv="2001.09136",
         parameters=1_513_686,
         published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
+        purpose="capsules of single positions, without routing",
     ),
     name="hvc",
 )

@@ -38,6 +38,7 @@ SMALLEST = 17  # pixels that leave one position for the last map
         num_classes=5,
         parameters=316_650,
         published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
+        purpose="matrix poses and EM routing: toys seen from all sides",
     ),
     name="matrix_caps",
 )

@@ -115,6 +115,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
         in_chans=3,
         parameters=269_722,
         published="CIFAR-10 test error 8.75 %",
+        purpose="the plain network for color images, to compare with",
     ),
     name="resnet20",
 )

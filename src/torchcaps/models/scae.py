@@ -298,6 +298,7 @@ def check_weights(weights: Mapping[str, float]) -> None:
         num_classes=0,
         parameters=746_671,
         published="98.7 % unsupervised accuracy on MNIST",
+        purpose="parts and objects of images, learned without labels",
     ),
     name="scae",
     parts=16,

@@ -36,6 +36,7 @@ STEP = 8  # the map is halved three times
         num_classes=2,
         parameters=1_425_649,
         published="LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)",
+        purpose="a mask for each class",
     ),
     name="segcaps",
 )

@@ -58,6 +58,7 @@ class TransformedPairs(NamedTuple):
         num_classes=0,
         parameters=1_914_210,
         published="pictures only",
+        purpose="poses that follow a known shift: the first capsules, of 2011",
     ),
     name="transforming_autoencoder",
     recognition=60,

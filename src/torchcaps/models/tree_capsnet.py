@@ -76,6 +76,7 @@ class PriorRouting(Router):
         year=2025,
         parameters=420_352,
         published="none for this small form, which the authors' results do not bear on",
+        purpose="coarse and fine classes of a label tree",
         named=True,
     ),
     name="tree_capsnet",

@@ -28,6 +28,7 @@ from torchcaps.types import ModelSpec
         num_classes=2,
         parameters=31_030_593,
         published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
+        purpose="the plain network for masks, to compare with",
     ),
     name="unet",
 )

@@ -70,6 +70,7 @@ class NormalizedPrimaryCaps(nn.Module):
         num_classes=5,
         parameters=68_640,
         published="smallNORB test accuracy 98.7 %",
+        purpose="EM routing as Bayesian inference, with few parameters",
     ),
     name="vb_caps",
 )

@@ -217,7 +217,7 @@ def pool_sequences(
     end = -(-(steps + 1) * lengths // divisor).unsqueeze(-1)
     rank = (mask.cumsum(dim=1) - 1).unsqueeze(1)
     is_member = mask.unsqueeze(1) & (rank >= first) & (rank < end)
-    is_member = is_member & (steps < counts).unsqueeze(-1)  # [batch, positions, length]
+    # [batch, positions, length]; positions after the last one begin behind all ranks.
     weights = is_member.to(features) / (end - first).clamp(min=1)
     return weights @ features.masked_fill(~mask.unsqueeze(-1), 0), counts
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
 from torchcaps.functional.bounds import clamp_finite, factor_limit
@@ -53,14 +54,7 @@ class RoutingTrace(NamedTuple):
         Returns:
             A trace of the changed tensors.
         """
-        return RoutingTrace(
-            change(self.coupling),
-            change(self.activation),
-            change(self.child_activation),
-            change(self.pose),
-            tuple(map(change, self.iterations)),
-            {name: change(tensor) for name, tensor in self.extras.items()},
-        )
+        return tree_map_only(Tensor, change, self._replace(extras=dict(self.extras)))
 
 
 class _Recorder(list[RoutingTrace]):

@@ -1,4 +1,5 @@
 from torchcaps.reporting.api import (
+    animate_run as animate_run,
     can_plot as can_plot,
     diagnose as diagnose,
     evaluate as evaluate,
@@ -7,6 +8,7 @@ from torchcaps.reporting.api import (
     perturb_run as perturb_run,
     reconstruct_run as reconstruct_run,
     save_figure as save_figure,
+    save_film as save_film,
 )
 from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun, compare as compare
 from torchcaps.reporting.html import register_section as register_section, report as report

@@ -6,14 +6,17 @@ Each function takes a model or a run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import ArrayLike
+from PIL import Image
 from torch import Tensor, nn
 
 from torchcaps import evaluation
@@ -395,10 +398,97 @@ def perturb_run(
             perturbed.offsets,
             title=f"pose of class capsule {classes[int(perturbed.selected)]!r}, "
             "one dimension at a time",
+            names=perturbed.names[0],
         )
         file = unique_name(re.sub(r"[^\w-]", "_", name))
         pictures.append(save_figure(figure, folder / f"perturb_{file}.png"))
     return pictures
+
+
+HOLD = 1400  # milliseconds of a picture that shows an iteration
+PASS = 70  # milliseconds of one in between
+
+
+def animate_run(
+    run: str | Path,
+    images: Sequence[str | Path] = (),
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    seed: int = 0,
+    output: str | Path | None = None,
+) -> Path:
+    """Write a GIF of the votes of images for their classes, iteration by iteration.
+
+    Args:
+        run: a run folder or a file of weights.
+        images: own image files or folders; without them, one test image of each class.
+        data: name or path of another data set than the run's own.
+        root: where a named data set is looked for first.
+        seed: of the choice of test images.
+        output: the file; by default plots/votes.gif in the run folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        ArgumentError: see `evaluation.vote_paths`.
+        RunError, DataError: see `reconstruct_run`.
+    """
+    from torchcaps import viz
+
+    model, originals, _, _ = _choose_examples(run, images, data, root, 1, seed, draws=False)
+    films = []
+    for image in originals:
+        paths = evaluation.vote_paths(model, image)
+        film = viz.vote_film(
+            paths.coupling,
+            paths.votes,
+            paths.activation,
+            classes=viz.names.drawable(model_metadata(model).classes),
+            image=image,
+            gaussian=paths.agreement,
+        )
+        films.append(film)
+    return save_film(
+        chain.from_iterable(films), output or evaluation_folder(run) / PLOTS / "votes.gif"
+    )
+
+
+def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
+    """Write figures as a GIF, atomically; missing folders are made.
+
+    Args:
+        film: figures of one size, at least one, and whether each is held for longer.
+        path: the file.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError, TrainingError: see `save_figure`.
+    """
+    frames = []
+    durations = []
+    for figure, is_held in film:
+        stream = BytesIO()
+        figure.savefig(stream, format="png", dpi=110)
+        with Image.open(stream) as picture:
+            frames.append(picture.convert("RGB").quantize(255))
+        durations.append(HOLD if is_held else PASS)
+    path = Path(path)
+    make_folder(path.parent)
+    first, *others = frames
+    with atomic(path) as partial:
+        first.save(
+            partial,
+            format="GIF",
+            save_all=True,
+            append_images=others,
+            duration=durations,
+            loop=0,
+        )
+    return path
 
 
 def _choose_examples(
@@ -408,11 +498,12 @@ def _choose_examples(
     root: str | None,
     per_class: int,
     seed: int,
+    draws: bool = True,
 ) -> tuple[Any, Tensor, Tensor | None, list[str]]:
     """Own images, or test images of each class.
 
     Returns:
-        The model whose decoder draws them; the images `[n, channels, height, width]`; their labels
+        The model, whose decoder can draw them if `draws`; the images `[n, channels, height, width]`; their labels
         `[n]`, None for own images; and names of their classes or files.
 
     Raises:
@@ -426,7 +517,7 @@ def _choose_examples(
         model = task.model
     spec = spec_of(model)
     metadata = model_metadata(model)
-    if not (spec.decoder and metadata.classes) or spec.is_dense:
+    if draws and not (spec.decoder and metadata.classes and not spec.is_dense):
         raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
     if test_images is not None:
         labels = first_labels(test_images.labels)

@@ -6,8 +6,9 @@ And which of two methods is better, by their right and wrong answers on the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.data.files import identities
 from torchcaps.errors import ArgumentError, RunError, check_range
-from torchcaps.evaluation import Evaluation, compare_answers, compare_runs
+from torchcaps.evaluation import Diagnosis, Evaluation, compare_answers, compare_runs, diagnose
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.comparison.compare import BaseComparison
+from torchcaps.evaluation.forward import proportion
+from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.reporting.api import open_task
 from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
@@ -147,6 +150,27 @@ class EvaluatedRun:
         official_val = load_official_val(self.config)
         images = load_images(self.config, "train")
         return split(images, self.config, official_val)[1]
+
+
+@lru_cache(maxsize=1)
+def diagnosis_of(run: EvaluatedRun) -> Diagnosis | str:
+    """What routing does, with and without it on all images; or why that is not known."""
+    if run.is_multilabel:
+        return "its measures need one class an image"
+    try:
+        diagnosis = diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
+    except ValueError as error:
+        return str(error)
+    if diagnosis.ablation is None:
+        return diagnosis
+    with swapped_routers(run.model, methodcaller("uniform")):
+        uniform = eval_outputs(run.task, run.images)["activation"]
+    ablation = replace(
+        diagnosis.ablation,
+        comparison=compare_answers(run.is_correct, is_correct(uniform, run.images.labels.cpu())),
+        changed=proportion(uniform.argmax(dim=1) != run.activations.argmax(dim=1)),
+    )
+    return replace(diagnosis, ablation=ablation)
 
 
 def evaluate_run(

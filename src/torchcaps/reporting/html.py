@@ -14,15 +14,19 @@ it is multi-label. `run.activations` is `[images, classes]`, in [0, 1].
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int64, Shaped
+from markupsafe import Markup
+from scipy.stats import binomtest
 from torch import Tensor
 
 import torchcaps
@@ -37,6 +41,7 @@ from torchcaps.evaluation import (
     example_indices,
 )
 from torchcaps.evaluation.base import EvaluationResult
+from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
@@ -46,41 +51,30 @@ from torchcaps.reporting.evaluated import (
     NUM_DIAGNOSED,
     EvaluatedRun,
     check_same_task,
+    diagnosis_of,
     evaluate_run,
     have_same_images,
 )
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import ReportItem, create_task, evenly
-from torchcaps.templates import picture, render
+from torchcaps.templates import Picture, picture, render, strip
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
+from torchcaps.types import Capsules, find_network
 from torchcaps.words import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MAX_MISTAKES = 12
-MAX_GRIDS = 10
-MAX_MAPS = 20
-SPAN = 0.25  # largest offset of a pose dimension, in the units of the pose
-NUM_STEPS = 5  # offsets of each dimension, from -SPAN to SPAN
-MAX_TILES = 1024  # pictures in a grid
+MAX_MISTAKES = 5
+MAX_MAPS = 10
+REACH = 2.5  # standard deviations along an axis of poses, on either side
+NUM_STEPS = 11  # drawings along an axis
+MAX_POSES = 200  # images of a class that its axes are taken from
 
-# Questions that the measures of `evaluation.diagnose` answer, by the names of the measures. A
-# measure that is not here stands under its own name.
-QUESTIONS = {
-    "ablation": "With and without its routing",
-    "iterations": "What the iterations do",
-    "decay": "From the first capsules to the last",
-    "children": "First capsules in use",
-    "entropy": "How evenly children share themselves out",
-    "dynamics": "Whether couplings follow the image",
-    "tree": "Whether there is a parse tree",
-    "parents": "Parents in use",
-    "starvation": "Whether the gradient reaches the children",
-    "sign": "Whether a pose and its negative differ",
-}
+# Sections of a classifier that stand above the fold.
+OPEN = ("confusion_matrix", "mistakes", "dimensions", "maps", "routing")
 
 
 class Table(NamedTuple):
@@ -91,20 +85,38 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+class Strips(NamedTuple):
+    """Axes of poses: the name of each, and its drawings from end to end side by side."""
+
+    axes: Sequence[tuple[str, Picture]]
+
+
 class Section(NamedTuple):
     """A part of a report, under a heading of its own.
 
     Attributes:
         key: address within the page, of letters, hyphens and underscores.
         title: the heading.
-        blocks: paragraphs, tables, and lists of figures with texts for those who do not see them.
+        blocks: paragraphs, tables, axes of poses, and lists of figures with texts for those who do not see them.
     """
 
     key: str
     title: str
-    blocks: Sequence[str | Table | list[tuple[Figure, str]]]
+    blocks: Sequence[str | Table | Strips | list[tuple[Figure, str]]]
 
 
+# Shows one drawing of an axis at a time, and all that is folded on paper. The policy of the page
+# names its hash, so that no other script runs.
+SCRIPT = """
+for (const axis of document.querySelectorAll(".axis")) {
+  const slider = axis.querySelector("input");
+  axis.classList.add("live");
+  slider.oninput = () => axis.style.setProperty("--at", slider.value);
+}
+addEventListener("beforeprint", () => {
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+});
+"""
 SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=SectionWriter)  # the type of one such function
 SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
@@ -240,46 +252,38 @@ def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
 
 @register_section()
 def dimensions(run: EvaluatedRun) -> Section | None:
-    """Pictures of what each pose dimension of a class capsule encodes, for up to 10 classes."""
-    if not (run.has_classes and run.task.spec.decoder):
+    """What the pose of a class encodes: drawings along the axes in which its poses vary most."""
+    if not (run.has_one_class and run.task.spec.decoder):
         return None
-    from torchcaps import viz
-
-    title = "What pose dimensions encode"
-    classes = run.images.classes
-    # A random image of each class.
-    all_labels = run.labels.argmax(dim=1)
-    examples = example_indices(all_labels, per_class=1, seed=0)
-    indices = evenly(examples, MAX_GRIDS)
-    labels = all_labels[indices]
-    perturbed = evaluation.perturb(
-        run.model,
-        run.images.float_images(indices),
-        labels,
-        span=SPAN,
-        steps=NUM_STEPS,
-    )
-    # Reconstructions are [images, dims, steps, channels, height, width].
-    num_dims = perturbed.reconstructions.shape[1]
-    if num_dims * NUM_STEPS > MAX_TILES:
-        return Section("dimensions", title, [f"{num_dims} dimensions are too many to draw."])
-
-    names = viz.names.drawable(classes)
-    grids = []
-    for grid, label in zip(perturbed.reconstructions, labels.tolist(), strict=True):
-        figure = viz.perturbations(grid, perturbed.offsets, title=f"class capsule {names[label]!r}")
-        alt = (
-            f"Drawings of an image of class {classes[label]}, a row for each of its {num_dims} "
-            f"pose dimensions, moved from −{SPAN} to +{SPAN}."
-        )
-        grids.append((figure, alt))
+    # The class with the most images that the model reads right.
+    right = run.images.labels.cpu().where(run.is_correct, -1)
+    label = int(torch.bincount(right + 1, minlength=2)[1:].argmax())
+    indices = (right == label).nonzero().flatten()[:MAX_POSES]
+    images = run.images.float_images(indices)
+    axes = evaluation.pose_axes(run.model, images, right[indices]).get(label)
+    title = "What a pose encodes"
+    if axes is None:
+        return Section("dimensions", title, ["There are too few right answers to say."])
+    name = run.images.classes[label]
+    strips = []
+    offsets = torch.linspace(-REACH, REACH, NUM_STEPS)
+    for index, axis in enumerate(axes.axes):
+        poses = axes.mean + offsets.unsqueeze(1) * axes.std[index] * axis
+        pose = torch.zeros(NUM_STEPS, len(run.images.classes), len(axis))
+        pose[:, label] = poses
+        pose = pose.to(device_of(run.model))
+        capsules = Capsules(pose, pose.norm(dim=-1))
+        labels = torch.full((NUM_STEPS,), label, device=pose.device)
+        with evaluating(run.model):
+            drawings = find_network(run.model).reconstruct(capsules, labels).cpu()
+        caption = axes.names[index] or f"axis {index + 1}"
+        strips.append((caption, strip(drawings, f"Class {name} along {caption}")))
     text = (
-        "One test image a class; in each row one dimension of its class capsule is moved from "
-        f"−{SPAN} to +{SPAN}, and the decoder draws it. The framed column is the capsule as it is."
+        f"Class {name}: its poses vary most along these axes, which hold {axes.share:.0%} of the "
+        f"variance. Each is drawn from −{REACH} to +{REACH} standard deviations. An axis has a name "
+        "where it changes the drawing steadily. torchcaps perturb draws every single dimension."
     )
-    if len(indices) < len(examples):
-        text += f" Shown are {len(indices)} of {len(examples)} classes."
-    return Section("dimensions", title, [text, grids])
+    return Section("dimensions", title, [text, Strips(strips)])
 
 
 @register_section()
@@ -339,35 +343,62 @@ def routing(run: EvaluatedRun) -> Section | None:
     """
     if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
         return None
+    diagnosis = diagnosis_of(run)
+    if isinstance(diagnosis, str):
+        return Section("routing", "Routing", [f"It cannot be measured for this run: {diagnosis}."])
+    rows = [(f"{mark} {question}", answer) for mark, question, answer in diagnosis.table().rows]
+    checks = Table("✓ yes, ✗ no, ? these images do not decide", ("Question", "Answer"), rows)
+    return Section("routing", "Routing", [diagnosis.verdict, checks])
+
+
+@register_section()
+def measures(run: EvaluatedRun) -> Section | None:
+    """The statistics behind the section on routing."""
+    if routing(run) is None:
+        return None
+    diagnosis = diagnosis_of(run)
+    if isinstance(diagnosis, str):
+        return None
     from torchcaps import viz
 
-    refusal = "It cannot be measured for this run: {}."
-    if run.is_multilabel:
-        reason = "its measures need one class an image"
-        return Section("routing", "Routing", [refusal.format(reason)])
-    try:
-        diagnosis = evaluation.diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
-    except ValueError as error:
-        return Section("routing", "Routing", [refusal.format(error)])
     text = (
-        f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which "
-        "are right. So few images tell large effects from none, not small ones. How each figure "
-        "is defined stands in the documentation, under diagnostics."
+        f"Accuracy with and without routing is that of all {len(run.images):,} images, all else of "
+        f"{diagnosis.num_samples}. How each figure is defined stands in the documentation, under "
+        "diagnostics."
     )
-    alt = (
-        "Four panels: coupling entropy, activations by layer, share of capsules out of use, "
-        "accuracy without routing."
+    table = Table("Every measure", ("Measure", "Answer"), list(diagnosis.verdicts().items()))
+    alt = "Panels: accuracy without routing, and what couplings, votes and capsules do."
+    return Section(
+        "measures", "Measures of routing", [text, table, [(viz.diagnosis(diagnosis), alt)]]
     )
-    # The measures of the whole model, and then those of each layer.
-    parts: dict[str, list[tuple[str, str]]] = {}
-    # A key is "measure" or "layer: measure".
-    for key, sentence in diagnosis.verdicts().items():
-        layer, _, measure = key.rpartition(": ")
-        caption = f"Layer {layer}" if layer else "The whole model"
-        parts.setdefault(caption, []).append((QUESTIONS.get(measure, measure), sentence))
-    heads = ("Question", "Answer")
-    tables = [Table(caption, heads, rows) for caption, rows in parts.items()]
-    return Section("routing", "Routing", [text, *tables, [(viz.diagnosis(diagnosis), alt)]])
+
+
+def headline(run: EvaluatedRun) -> list[str]:
+    """Three sentences on a run: its accuracy, its worst confusion, and its routing."""
+    if run.accuracy is None:
+        return [f"Measured: {run.evaluation.summary}."]
+    count = run.figures["num_samples"]
+    interval = binomtest(round(run.accuracy * count), count).proportion_ci(method="wilson")
+    what = "have all their classes found" if run.is_multilabel else "are right"
+    sentences = [
+        f"{percent(run.accuracy)} of {count:,} test images {what} (95 % interval "
+        f"{100 * interval.low:.2f} to {100 * interval.high:.2f} %)."
+    ]
+    recorded = _recorded_evaluation(run)
+    if isinstance(recorded, Evaluation):
+        mistakes = recorded.confusion.clone().fill_diagonal_(0)
+        true, predicted = divmod(int(mistakes.argmax()), len(mistakes))
+        worst = int(mistakes[true, predicted])
+        sentence = "No image is taken for another class."
+        if worst:
+            total = int(recorded.confusion[true].sum())
+            names = (recorded.classes[true], recorded.classes[predicted])
+            sentence = (
+                f"Most often, {names[0]} is taken for {names[1]}: {worst} of {total:,} images."
+            )
+        sentences.append(sentence)
+    section = routing(run)
+    return sentences if section is None else [*sentences, str(section.blocks[0])]
 
 
 def report(
@@ -463,6 +494,8 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
         words=words,
         plural=counted,
         picture=picture,
+        script=Markup(SCRIPT),
+        script_hash=base64.b64encode(sha256(SCRIPT.encode()).digest()).decode(),
         parameter_count=parameter_count,
         version=torchcaps.__version__,
         kinds=sorted(kinds),
@@ -481,10 +514,14 @@ def _describe_one(run: EvaluatedRun) -> dict[str, Any]:
     # `clip`, the largest norm of the gradient, stays "auto" in it; only a training replaces that
     # by the limit of the task.
     defaults = create_task(run.model, TrainConfig()).config.flat()
+    above = (
+        [part for key in OPEN for part in parts if part.key == key] if run.has_classes else parts
+    )
     return {
         "run": run,
-        "parts": parts,
-        "headings": [(part.key, part.title) for part in parts],
+        "sentences": headline(run),
+        "above": above,
+        "below": [part for part in parts if part not in above],
         "defaults": defaults,
         "paper": model_info(run.config.model.name),  # its title and year
         "environment": run.run.environment,

@@ -23,9 +23,7 @@ from torch import Tensor, nn
 
 from torchcaps.data.files import decode_batches
 from torchcaps.data.form import BLANK
-from torchcaps.data.images import decode_image
 from torchcaps.data.inputs import Input, list_inputs
-from torchcaps.data.pixels import array_images, to_channels
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.distributed import current
 from torchcaps.errors import (
@@ -273,39 +271,33 @@ class Predictor:
 
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
-        outcomes: list[Any] = []
-        indices = []  # of what could be read
-        for index, element in enumerate(batch):
-            outcomes.append(element.source)
-            if not isinstance(element.source, DataError):
-                indices.append(index)
-        if not indices:
-            return outcomes
-        shapes: dict[tuple[int, ...], list[int]] = {}
-        for index in indices:
-            shapes.setdefault(outcomes[index].shape, []).append(index)
-        for group in shapes.values():
-            self._predict_group(batch, outcomes, group)
+        outcomes: list[Any] = [element.source for element in batch]
+        groups: dict[Any, list[int]] = {}  # by shape
+        for index, source in enumerate(outcomes):
+            if not isinstance(source, DataError):
+                groups.setdefault(source.shape, []).append(index)
+        for indices in groups.values():
+            rows = self._predict_group([batch[index] for index in indices])
+            for index, row in zip(indices, rows, strict=True):
+                name = batch[index].name
+                outcomes[index] = row if name is None else {"path": name} | row
         return outcomes
 
-    def _predict_group(self, batch: list[Input], outcomes: list[Any], indices: list[int]) -> None:
-        """Put predictions in the place of inputs of one shape."""
+    def _predict_group(self, batch: list[Input]) -> list[Row]:
+        """Predictions of inputs of one shape."""
         task = self.task
-        images = torch.from_numpy(np.stack(list(map(outcomes.__getitem__, indices))))
+        sources: list[Any] = [element.source for element in batch]
+        images = torch.from_numpy(np.stack(sources))
         with eval_mode(task.model), torch.inference_mode():
             if task.is_dense:
                 from torchcaps.tasks.masks import predict_masks
 
-                names = [batch[index].output_name for index in indices]
+                names = [element.output_name for element in batch]
                 preprocess = model_metadata(task.model).preprocess
                 folder = None if self.output is None else Path(self.output)
-                rows = predict_masks(task, images, names, preprocess, folder)
-            else:
-                rows = task.predict(images.to(device_of(task.model)))
-                rows = _complete(rows, images, [batch[index] for index in indices], self)
-        for index, row in zip(indices, rows, strict=True):
-            name = batch[index].name
-            outcomes[index] = row if name is None else {"path": name} | row
+                return predict_masks(task, images, names, preprocess, folder)
+            rows = task.predict(images.to(device_of(task.model)))
+            return _complete(rows, images, batch, self)
 
 
 def columns(row: Row, top_k: int = 1) -> Row:
@@ -351,15 +343,15 @@ def _complete(
         threshold = calibration.threshold
     limits = calibration.limits if calibration and threshold is None else {}
     errors = [0.0] * len(rows)
-    if any("error" in limits[kind] for kind in limits):
+    if "error" in limits.get("changed", ()):
         errors = reconstruction_distances(predictor.task.model, images).tolist()
     completed_rows = []
     for row, element, error in zip(rows, batch, errors, strict=True):
         activations = row["activations"]
         row["activations"] = dict(islice(activations.items(), predictor.top_k))
         lengths = list(activations.values())
-        first, second = lengths[0], max(lengths[1:], default=0.0)
-        figures = {"length": first, "margin": first - second, "error": error}
+        first = row["activation"]
+        figures = {"length": first, "margin": first - max(lengths[1:], default=0.0), "error": error}
         reason = element.problem
         if not reason and threshold is not None and first < threshold:
             reason = f"its largest activation {first:.3g} is below {threshold:.3g}"
@@ -415,11 +407,8 @@ def _decode(preprocess: Preprocess, is_dense: bool, invert: str, batch: list[Inp
         try:
             if isinstance(source, DataError):
                 pass
-            elif is_dense and isinstance(source, np.ndarray | Tensor) and preprocess.is_picture:
-                pixels = array_images("image", np.asarray(source)[None])
-                source = to_channels(pixels, preprocess.in_chans)[0].numpy()
             elif is_dense and preprocess.is_picture:
-                source = decode_image(source, None, preprocess.in_chans, name=element.name).numpy()
+                source = preprocess.read(source, None, element.name)[0].numpy()
             else:
                 prepared = preprocess.prepare(source, element.name, invert)
                 source = prepared.pixels.numpy()
@@ -446,10 +435,10 @@ def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
 
     def write(row: Row) -> None:
         nonlocal writer
-        cells = columns(row, top_k)
-        for name, cell in cells.items():
-            if isinstance(cell, float):
-                cells[name] = f"{cell:.{DIGITS}g}"
+        cells = {
+            name: f"{cell:.{DIGITS}g}" if isinstance(cell, float) else cell
+            for name, cell in columns(row, top_k).items()
+        }
         if writer is None:
             writer = csv.DictWriter(stream, list(cells), lineterminator="\n")
             writer.writeheader()
@@ -505,12 +494,13 @@ def _parquet_rows(path: Path, top_k: int) -> Iterator[Writer]:
         nonlocal writer
         table = pa.Table.from_pylist(rows, writer and writer.schema)
         if writer is None:
-            schema = table.schema
-            for index, field in enumerate(schema):
-                if pa.types.is_null(field.type):  # the first rows may have no probability
-                    schema = schema.set(index, field.with_type(pa.float64()))
-            table = table.cast(schema)
-            writer = parquet.ParquetWriter(path, schema)
+            # The first rows may have no probability.
+            schema = [
+                field.with_type(pa.float64()) if field.type == pa.null() else field
+                for field in table.schema
+            ]
+            table = table.cast(pa.schema(schema))
+            writer = parquet.ParquetWriter(path, table.schema)
         writer.write_table(table)
         rows.clear()
 

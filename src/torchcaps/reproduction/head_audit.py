@@ -26,7 +26,7 @@ from torchcaps.data import Dataset, match_classes, stratified_folds
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import EvaluationResult, Progress, TextTable
 from torchcaps.evaluation.forward import image_activations, proportion
-from torchcaps.models.backbone import capsule_head, head_on_features
+from torchcaps.models.backbone import head_on_backbone, head_on_features
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import CapsuleHead
 from torchcaps.nn.generator import use_generator
@@ -238,7 +238,7 @@ def _read(source: Any, data: Any, labels: Any, config: TrainConfig) -> tuple[Cap
     if isinstance(source, str | Path):
         network = training.load(source) if is_run(source) else None
         if not (network and spec_of(network).features):  # a backbone
-            network = capsule_head(
+            network = head_on_backbone(
                 backbone=str(source),
                 num_classes=images.num_classes,
                 in_chans=images.in_chans,

@@ -164,6 +164,7 @@ def diagnostics(run: EvaluatedRun) -> Figures:
     last_layer = diagnosis.layers[-1]
     if last_layer.entropy is not None and last_layer.dynamics is not None:
         figures["coupling_entropy"] = last_layer.entropy.mean
+        figures["straightness"] = diagnosis.iterations.straightness[last_layer.name][-1]
         figures["coupling_std"] = last_layer.dynamics.mean
     return figures
 

@@ -311,4 +311,4 @@ def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
         }
         for data, systems in _field(results).items()
     }
-    return [path, save_figure(viz.accuracy_against_time(panels), path.with_suffix(".png"))]
+    return [path, save_figure(viz.ranked_accuracies(panels), path.with_suffix(".png"))]

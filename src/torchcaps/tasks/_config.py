@@ -70,7 +70,8 @@ def complete_config(
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss
     if loss not in task.losses:
-        raise UnknownNameError("loss", loss, task.losses)
+        note = f"a loss of yours may need register_loss(task={task.name!r})"
+        raise UnknownNameError("loss", loss, task.losses, note)
     if config.task.metrics:
         from torchcaps.tasks.metrics import METRICS
 

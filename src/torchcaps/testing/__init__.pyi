@@ -21,6 +21,7 @@ from torchcaps.testing.modules import (
     check_module_rows as check_module_rows,
     check_module_zeros as check_module_zeros,
 )
+from torchcaps.testing.outside import check_any as check_any
 from torchcaps.testing.planted import (
     PlantedAccuracy as PlantedAccuracy,
     PlantedAnswers as PlantedAnswers,

@@ -51,18 +51,16 @@ def calibration_of(task: Task, val_images: Dataset) -> dict[str, Any] | None:
         None for a task whose images have no class each, or for one class.
     """
     has_labels = "classes" in task.capabilities and val_images.labels.dim() == 1
-    if not has_labels or task.spec.activation == "none":
+    if not has_labels or task.spec.activation == "none" or val_images.num_classes < 2:
         return None
     outputs = eval_outputs(task, val_images, alone=True)
     activations = outputs.get("activation")
-    if activations is None or activations.shape[1] < 2:
+    if activations is None:
         return None
     errors = None
-    if task.spec.decoder and task.spec.pose:
-        parts = []
-        for rows in torch.arange(len(val_images)).split(CHUNK):
-            parts.append(reconstruction_distances(task.model, val_images.float_images(rows)))
-        errors = torch.cat(parts)
+    if task.spec.decoder and task.spec.pose and task.config.task.reconstruction:
+        chunks = map(val_images.float_images, torch.arange(len(val_images)).split(CHUNK))
+        errors = torch.cat([reconstruction_distances(task.model, chunk) for chunk in chunks])
     return calibrate(activations, outputs["labels"], errors).to_dict()
 
 

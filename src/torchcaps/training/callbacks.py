@@ -80,17 +80,6 @@ CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback")
 register_callback = CALLBACKS.register
 
 
-def named_callbacks(settings: TrainingSettings) -> list[Callback]:
-    """New callbacks of the settings `callbacks` and `log`.
-
-    Args:
-        settings: of a training.
-    """
-    if settings.log:
-        from torchcaps.training import logs as logs  # registers them
-    return [CALLBACKS[name]() for name in (*settings.callbacks, *settings.log)]
-
-
 class StopWhen(Callback):
     """Ends a training after a step.
 

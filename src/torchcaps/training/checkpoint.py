@@ -122,7 +122,9 @@ def build_model(
                 if model_info(name).named:
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
-    except TypeError as error:
+    except (TypeError, ArgumentError) as error:
+        if getattr(error, "argument", None) not in (None, *options):
+            raise
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]
         raise OptionError(f"{name} takes no {wording} ({reason})") from error

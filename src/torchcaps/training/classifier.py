@@ -16,6 +16,7 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import image_activations
+from torchcaps.models._pretrained import DEFAULT_MODEL
 from torchcaps.training.callbacks import Callback, copy_state
 from torchcaps.training.fitting import fit
 from torchcaps.training.inputs import image_tensor
@@ -56,7 +57,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
     Bytes are divided by 255; floats outside [0, 1] are scaled by the range of the training images.
 
     Args:
-        model: name of a network, see `list_models()`; by default "capsnet_small" for images, and
+        model: name of a network, see `list_models()`; by default a small CapsNet for images, and
             the head for a table, which takes no other.
         model_options: of the network or the head, such as {"routing": "em"}.
         img_shape: of images in flat rows, (height, width) or (channels, height, width).
@@ -219,7 +220,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         in_chans, *img_size = images.shape[1:]
         if not self.is_table_:
             options |= {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-            return models.create_model(self.model or "capsnet_small", **options)
+            return models.create_model(self.model or DEFAULT_MODEL, **options)
         if self.model is not None:
             raise ArgumentError(
                 "model", f"expected None for a table without img_shape, got {self.model!r}"

@@ -140,7 +140,8 @@ def fit(
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
         facts = dict(task.target_facts)
-        set_model_metadata(network, replace(model_metadata(network), targets=facts))
+        if facts != model_metadata(network).targets:
+            set_model_metadata(network, replace(model_metadata(network), targets=facts))
         if transform is not None:
             _add_transform(task, transform)
         sentences = list(_model_notes(model, task, val_images, verbose))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 
 from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.images import check_size, decode_image
-from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
+from torchcaps.data.pixels import channels_first, deep_to_bytes, to_channels, to_float
 from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
 from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
 from torchcaps.errors import ArgumentError
@@ -89,6 +89,7 @@ def as_set(
         ArgumentError: neither images nor labels.
         DataError: images and labels that make no set.
     """
+    images: Any = data
     if labels is None:
         if isinstance(data, Dataset):
             return data
@@ -99,17 +100,17 @@ def as_set(
             )
         if is_loader(data):
             return read_loader(data, classes, target)
-    images: Any = data
-    if labels is None and isinstance(data, tuple) and len(data) == 2:
+        if not isinstance(data, tuple) or len(data) != 2:
+            raise ArgumentError(
+                "data",
+                "expected a Dataset, a path, (images, labels), a DataLoader, or images with labels "
+                f"beside them, got {type(data).__name__}",
+            )
         images, labels = data
-    if labels is None:
-        raise ArgumentError(
-            "data",
-            "expected a Dataset, a path, (images, labels), a DataLoader, or images with labels "
-            f"beside them, got {type(data).__name__}",
-        )
-    sizes = image_sizes(images)
-    if sizes is not None:
+    sizes = None
+    if _is_ragged(images):
+        images = [image_tensor(image[None], model)[0] for image in images]
+        sizes = torch.tensor([image.shape[1:] for image in images])
         images = _padded(images)
         if isinstance(labels, Mapping):
             labels = {name: _padded(rows) for name, rows in labels.items()}
@@ -124,31 +125,18 @@ def as_set(
     return replace(images, targets=targets, preprocess=OwnSizePreprocess)
 
 
-def image_sizes(images: Any) -> Tensor | None:
-    """Height and width of each array of a list, `[n, 2]`; None where all have one shape."""
-    if not isinstance(images, list | tuple) or len(set(map(np.shape, _arrays(images)))) < 2:
-        return None
-    sizes = []
-    for image in images:
-        shape = tuple(image.shape)
-        is_last = len(shape) == 3 and shape[2] <= MAX_CHANNELS < shape[0]
-        sizes.append(shape[:2] if is_last or len(shape) == 2 else shape[1:])
-    return torch.tensor(sizes)
-
-
-def _arrays(images: Any) -> list[Any]:
-    return [image for image in images if isinstance(image, np.ndarray | Tensor)]
+def _is_ragged(rows: Any) -> bool:
+    """Whether rows are a list of arrays of several shapes."""
+    return isinstance(rows, list | tuple) and len({getattr(row, "shape", 0) for row in rows}) > 1
 
 
 def _padded(rows: Any) -> Any:
     """Arrays of several shapes as one, with zeros at the end of each axis; others as they are."""
-    if image_sizes(rows) is None:
+    if not _is_ragged(rows):
         return rows
-    arrays = [np.asarray(row) for row in rows]
-    if len({array.ndim for array in arrays}) > 1:
-        raise ArgumentError("data", "expected images with the same number of axes")
-    shapes = [array.shape for array in arrays]
-    padded = np.zeros((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
+    arrays = list(map(np.asarray, rows))
+    shape = np.max([array.shape for array in arrays], axis=0)
+    padded = np.zeros((len(arrays), *shape), arrays[0].dtype)
     for index, array in enumerate(arrays):
         padded[index][tuple(map(slice, array.shape))] = array
     return padded
@@ -193,22 +181,12 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
         raise ArgumentError(
             "data", f"expected images as an array, a tensor or a list of pictures ({error})"
         ) from None
-    if pixels.dim() == 3:
-        pixels = pixels.unsqueeze(1)
-    elif pixels.dim() == 4 and _is_channels_last(pixels.shape, model_size(model, "in_chans")):
-        pixels = pixels.movedim(3, 1)
+    pixels = channels_first(pixels, model_size(model, "in_chans"))
     if pixels.is_floating_point():
         return pixels.float().contiguous()
     if pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255:
         pixels = pixels.to(torch.uint8)
     return pixels.contiguous()
-
-
-def _is_channels_last(shape: Sequence[int], in_chans: int | None) -> bool:
-    """Whether the last axis is that of channels: the model's, or else few of them."""
-    if in_chans in shape[1::2]:
-        return shape[1] != in_chans
-    return shape[3] <= MAX_CHANNELS < shape[1]
 
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:

@@ -141,12 +141,13 @@ def drawings(trainer: Trainer) -> Tensor | None:
     None where the network draws nothing, or in other sizes.
     """
     model = trainer.model
+    network: Any = model
     if not (declares(model) and trainer.task.spec.decoder and trainer.task.spec.pose):
         return None
     count = min(NUM_DRAWINGS, len(trainer.val_images))
     images = trainer.val_images.float_images(range(count)).to(device_of(model))
     with evaluating(model):
-        drawn = model.reconstruct(model.capsules(images))
+        drawn: Tensor = network.reconstruct(network.capsules(images))
     if drawn.shape != images.shape:
         return None
     rows = torch.stack([images, drawn.clamp(0, 1)])  # [2, n, channels, height, width]

@@ -32,9 +32,9 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
-from torchcaps.settings import TrainConfig
+from torchcaps.settings import TrainConfig, TrainingSettings
 from torchcaps.tasks import Task, eval_outputs
-from torchcaps.training.callbacks import Callback, named_callbacks
+from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import arithmetic, memory_errors, resolve_precision
 from torchcaps.training.graph import StepGraph, side_stream
 from torchcaps.training.sampling import DatasetBatches, Rows
@@ -440,6 +440,17 @@ def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
         row["restart"] = state.restart
     state.sums = {}
     return row
+
+
+def named_callbacks(settings: TrainingSettings) -> list[Callback]:
+    """New callbacks of the settings `callbacks` and `log`.
+
+    Args:
+        settings: of a training.
+    """
+    if settings.log:
+        from torchcaps.training import logs as logs  # registers them
+    return [CALLBACKS[name]() for name in (*settings.callbacks, *settings.log)]
 
 
 def check_number(number: float, name: str, step: int, checkpoint: Path | None) -> None:

@@ -11,11 +11,16 @@ from torchcaps.viz.lines import (
     overlaid_curves as overlaid_curves,
 )
 from torchcaps.viz.points import (
-    accuracy_against_time as accuracy_against_time,
     point_sets as point_sets,
     predicted_transformations as predicted_transformations,
+    ranked_accuracies as ranked_accuracies,
 )
-from torchcaps.viz.routing import diagnosis as diagnosis
+from torchcaps.viz.routing import (
+    diagnosis as diagnosis,
+    vote_chains as vote_chains,
+    vote_film as vote_film,
+    vote_paths as vote_paths,
+)
 from torchcaps.viz.tiles import (
     coupling_map as coupling_map,
     generation_weights as generation_weights,

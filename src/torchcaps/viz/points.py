@@ -1,8 +1,7 @@
-"""Points: sets of them colored by part, predictions against truths, error against time."""
+"""Points: sets of them colored by part, predictions against truths, systems by their error."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from statistics import mean
+from statistics import mean, stdev
 
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
@@ -13,6 +12,7 @@ from torchcaps.viz.canvas import (
     BLUE,
     GRAY,
     GRID_COLOR,
+    SKY,
     SMALL,
     STYLES,
     Figure,
@@ -23,7 +23,6 @@ from torchcaps.viz.canvas import (
 from torchcaps.viz.names import short, sized_array
 
 MAX_COLUMNS = 24
-MIN_TIME_RATIO = 4  # of the time axis, so that equal times look equal
 MIN_ERROR = 0.01  # percent; smaller errors are drawn here
 
 
@@ -111,54 +110,55 @@ def predicted_transformations(
     return figure
 
 
-def accuracy_against_time(
+def ranked_accuracies(
     panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]],
 ) -> Figure:
-    """Draw test error against minutes of training, a panel a data set and a point a system.
+    """Draw test errors as dots, the best system on top, with names at the dots.
 
-    A bar goes from the worst to the best run. Both axes are logarithmic, and the better systems
-    are above. Errors below 0.01 % are drawn there. The time axis spans a factor of four at least,
-    so that equal times look equal.
+    Where times of training differ by more than half, they stand behind the names.
+
+    A bar is the standard deviation over runs, on either side of their mean. Errors are on a
+    logarithmic axis; those below 0.01 % are drawn there.
 
     Args:
-        panels: data set -> system -> (minutes, accuracies of its runs in [0, 1]); at least one
-            data set.
+        panels: data set -> system -> (minutes of training, accuracies of its runs in [0, 1]); at
+            least one data set.
 
     Returns:
         A matplotlib figure.
     """
-    names = list(dict.fromkeys(chain.from_iterable(panels.values())))
-    figure = new_figure(3.0 + 3.4 * len(panels), max(3.4, 0.6 + 0.2 * len(names)))
+    rows = max(map(len, panels.values()))
+    figure = new_figure(4.6 * len(panels), 0.9 + 0.24 * rows)
     grid = figure.subplots(1, len(panels), squeeze=False)
-    entries = {}
     for axes, (dataset, systems) in zip(grid.flat, panels.items(), strict=True):
-        for name, (minutes, accuracies) in systems.items():
-            # All colors with one marker, then with the next.
-            marker_index, color_index = divmod(names.index(name), len(STYLES))
-            color, _ = STYLES[color_index]
-            _, marker = STYLES[marker_index % len(STYLES)]
-            errors = [max(MIN_ERROR, 100 * (1 - accuracy)) for accuracy in accuracies]
-            axes.plot([minutes, minutes], [min(errors), max(errors)], color=color, lw=1)
-            [entries[name]] = axes.plot(
-                minutes,
-                mean(errors),
-                color=color,
-                marker=marker,
-                ms=6,
-                ls="",
-                label=name,
+        ranked = sorted(systems.items(), key=lambda system: -mean(system[1][1]))
+        errors = [max(MIN_ERROR, 100 * (1 - mean(runs))) for _, (_, runs) in ranked]
+        middle = (errors[0] * errors[-1]) ** 0.5
+        times = [minutes for minutes, _ in systems.values()]
+        has_times = max(times) > 1.5 * min(times)
+        for row, (name, (minutes, runs)) in enumerate(ranked):
+            deviation = 100 * stdev(runs) if len(runs) > 1 else 0.0
+            ends = [max(MIN_ERROR, errors[row] - deviation), errors[row] + deviation]
+            axes.plot(ends, [row, row], color=SKY, lw=2)
+            axes.plot(errors[row], row, color=BLUE, marker="o", ms=5)
+            is_left = errors[row] <= middle
+            axes.annotate(
+                short(name, 36) + f", {minutes:.2g} min" * has_times,
+                (ends[1 if is_left else 0], row),
+                (7 if is_left else -7, 0),
+                textcoords="offset points",
+                ha="left" if is_left else "right",
+                va="center",
+                fontsize=SMALL,
             )
-        plain(axes, dataset, xlabel="minutes of training", ylabel="test error, %", grid=True)
-        axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_locator(NullLocator())
-        low, high = axes.get_xlim()
-        middle = (low * high) ** 0.5
-        half = MIN_TIME_RATIO**0.5
-        axes.set_xlim(min(low, middle / half), max(high, middle * half))
-        axes.invert_yaxis()
-    handles = list(entries.values())
-    figure.legend(handles=handles, loc="outside right upper", fontsize=SMALL, frameon=False)
+        title = dataset if has_times else f"{dataset}, {mean(times):.1f} min of training"
+        plain(axes, title, xlabel="test error, %", grid=True)
+        axes.grid(False, axis="y")
+        # Room for the names on both sides.
+        room = (errors[-1] / errors[0]) ** 0.2 * 1.05
+        axes.set(xscale="log", xlim=(errors[0] / room, errors[-1] * room), yticks=[])
+        axes.set_ylim(len(ranked) - 0.4, -0.6)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
     return figure

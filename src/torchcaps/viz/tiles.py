@@ -58,6 +58,8 @@ MAP_OPACITY = 0.9  # opacity of a map of support where its magnitude is largest
 # Share of the weights within the scale of gray: one outlier must not turn all others gray.
 SCALE_QUANTILE = 0.999
 
+HARDLY = 0.2  # largest change of a pixel, along all dimensions of a pose that encode little
+
 Picture = NDArray[np.uint8]
 """One image in three colors, `[height, width, 3]`."""
 
@@ -306,17 +308,26 @@ def overlay_support(image: Picture, support: NDArray[np.float64]) -> Picture:
     return (mixed + 0.5).clip(0, 255).astype(np.uint8)
 
 
-def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
+def perturbations(
+    reconstructions: ArrayLike,
+    offsets: ArrayLike,
+    *,
+    title: str = "",
+    names: Sequence[str] = (),
+) -> Figure:
     """Draw reconstructions of one image from its pose with one changed dimension.
 
     A row is a dimension of the pose (named from 1), a column an offset that is added to it. The
-    column of offset 0 is framed.
+    column of offset 0 is framed. On the right stands the difference of the last drawing and the
+    first: orange where the last is brighter, blue where it is darker. Where no dimension changes a
+    pixel by more than 0.2, the title says so.
 
     Args:
         reconstructions: `[dims, steps, channels, height, width]` in [0, 1]; at most 1024 images,
             `dims * steps`.
         offsets: `[steps]`, what is added to the dimension.
         title: title of the figure.
+        names: what each dimension changes; empty where that is not known.
 
     Returns:
         A matplotlib figure.
@@ -329,17 +340,36 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     num_dims, num_steps = decoded.shape[:2]
     steps = sized_array("offsets", offsets, steps=num_steps).round(6) + 0.0  # no negative zero
     tiles = pictures("reconstructions", decoded.reshape(-1, *decoded.shape[2:]))
-    figure = tile_grid(tiles, [str(dim + 1) for dim in range(num_dims)], title, below=0.9)
+    height, width = tiles.shape[1:3]
+    rows = tiles.reshape(num_dims, num_steps, height, width, 3)
+    brighter = (rows[:, -1].astype(np.float64) - rows[:, 0]).mean(axis=-1) / 255
+    if np.abs(brighter).max() < HARDLY:
+        title += "; poses hardly change the drawing yet: train longer"
+    differences = np.stack([_signed_colors(change) for change in brighter])
+    tiles = np.concatenate([rows, differences[:, None]], axis=1).reshape(-1, height, width, 3)
+    labels = [str(dim + 1) for dim in range(num_dims)]
+    if len(names):
+        sized_array("names", names, dims=num_dims)
+        labels = [f"{label} {name}".strip() for label, name in zip(labels, names, strict=True)]
+    figure = tile_grid(tiles, labels, title, below=0.9)
 
     axes = figure.axes[0]
     tick_labels = [f"{step:+.3g}".replace("-", "−") if step else "0" for step in steps]
     rotation = 90 if num_steps > 14 else 0
-    axes.set_xticks(np.arange(num_steps) + 0.5, tick_labels, rotation=rotation)
+    texts = [*tick_labels, "change"]
+    axes.set_xticks(np.arange(num_steps + 1) + 0.5, texts, rotation=rotation)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
     axes.set_ylabel("pose dimension", fontsize=TEXT)
     if "0" in tick_labels:
         axes.add_patch(_frame(tick_labels.index("0"), 0, 1, num_dims, BLUE))
     return figure
+
+
+def _signed_colors(change: NDArray[np.float64]) -> Picture:
+    """Numbers `[height, width]` in [-1, 1] on white: orange above zero, blue below."""
+    color = np.where(change[..., None] > 0, to_rgb(ORANGE), to_rgb(BLUE))
+    white = 1 - np.abs(change)[..., None] * (1 - color)
+    return (255 * white + 0.5).clip(0, 255).astype(np.uint8)
 
 
 def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:

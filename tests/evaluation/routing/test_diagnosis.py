@@ -1,13 +1,14 @@
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from torchcaps import create_model, data
-from torchcaps.evaluation import diagnose
+from torchcaps.evaluation import Starvation, diagnose
 from torchcaps.models import matched_cnn
 from torchcaps.models.notebook import parameter_count
 
@@ -81,6 +82,21 @@ def test_planted_defects_are_found():
     assert (first.starvation.starved, first.parents.dead) == pytest.approx((1 / 6, 1 / 5))
     assert (second.starvation.starved, second.parents.dead) == (0, 0)
     assert second.tree.possible == pytest.approx(class_entropy(data.labels))
+
+
+def test_a_check_is_of_the_worst_layer(of_capsnet):
+    first, second = (
+        replace(of_capsnet.layers[0], name=name, starvation=Starvation(starved, 1.0, 9))
+        for name, starved in (("below", 0.5), ("top", 0.0))
+    )
+    stack = replace(of_capsnet, layers=(first, second))
+    checks = {check.question: check for check in stack.checks()}
+    check = checks["Does the gradient reach the children?"]
+    assert check == (False, check.question, "50% starved, below")
+    assert check.mark == "✗"
+    fed = replace(of_capsnet, layers=(second,)).checks()
+    assert (True, check.question, "0% starved") in fed
+    assert stack.table().rows[0][0] == "?"  # so few images do not decide
 
 
 def class_entropy(labels):

@@ -203,18 +203,18 @@ class HeldOutCalibration(EvaluationResult):
             ArgumentError: a figure is missing, or is no number in its range.
         """
         numbers: dict[str, Any] = {field.name: figures.get(field.name) for field in fields(cls)}
-        limits = numbers["limits"] = numbers["limits"] or {}
-        flat = {name: figure for name, figure in numbers.items() if name != "limits"}
-        if not isinstance(limits, dict) or not set(map(type, limits.values())) <= {dict}:
-            raise ArgumentError("limits", f"expected limits by name, got {limits!r}")
-        for part in limits.values():
-            flat |= part
-        for name, figure in flat.items():
-            if type(figure) not in (int, float) or not math.isfinite(figure):
-                raise ArgumentError(name, f"expected a number, got {figure!r}")
-        if numbers["temperature"] <= 0:
-            raise ArgumentError("temperature", f"expected above 0, got {numbers['temperature']}")
-        return cls(**numbers)
+        limits = numbers.pop("limits") or {}
+        figures_by_name = list(numbers.items())
+        try:
+            for part in limits.values():
+                figures_by_name += part.items()
+        except AttributeError:
+            raise ArgumentError("limits", f"expected limits by name, got {limits!r}") from None
+        for name, figure in figures_by_name:
+            low = 0 if name == "temperature" else -math.inf
+            if type(figure) not in (int, float) or not low < figure < math.inf:
+                raise ArgumentError(name, f"expected a number above {low}, got {figure!r}")
+        return cls(**numbers, limits=limits)
 
 
 def doubt(figures: Mapping[str, float], limits: Mapping[str, float]) -> str:

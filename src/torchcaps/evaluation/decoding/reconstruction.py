@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -29,6 +30,7 @@ from torchcaps.evaluation.base import (
     check_labels,
     check_like,
 )
+from torchcaps.evaluation.decoding.pose_axes import MIN_CORRELATION, VISIBLE, measure_drawings
 from torchcaps.evaluation.forward import batches, evaluating, image_activations
 from torchcaps.types import Capsules
 
@@ -68,6 +70,24 @@ class Perturbation:
     reconstructions: Float[Tensor, "batch dims steps channels height width"]
     offsets: Float[Tensor, " steps"]
     selected: Labels
+
+    @property
+    def names(self) -> list[list[str]]:
+        """What each dimension of each image changes steadily and visibly, or ""; see `pose_axes`."""
+        return [[_name_of(drawings) for drawings in rows] for rows in self.reconstructions]
+
+
+def _name_of(drawings: Images) -> str:
+    """The measure of drawings in order that changes most in units of what an eye sees."""
+    changes = {}
+    for name, figures in measure_drawings(drawings).items():
+        change = float((figures[-1] - figures[0]).abs()) / VISIBLE[name]
+        if (
+            change >= 1
+            and abs(spearmanr(range(len(figures)), figures).statistic) >= MIN_CORRELATION
+        ):
+            changes[name] = change
+    return max(changes, key=lambda name: changes[name], default="")
 
 
 def reconstructions(

@@ -6,15 +6,16 @@ capsules, (6) starvation, (7) decay of activations, (8) blindness to sign, (9) a
 size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labels
+from torchcaps.evaluation.base import EvaluationResult, Images, Labels, TextTable, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings
@@ -22,6 +23,21 @@ from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
 
 NUM_SIGN_IMAGES = 64  # images for the test of signs
+OUTCOMES = {"first": True, "second": False, "equivalent": False, "undecided": None}
+SHARPER = 1.1  # ratio of straightness, last iteration to first, that counts as a rise
+
+
+class Check(NamedTuple):
+    """A question about a network, and what these images answer."""
+
+    passed: bool | None  # None: they do not decide
+    question: str
+    answer: str  # in a few words
+
+    @property
+    def mark(self) -> str:
+        """A check mark, a cross or a question mark."""
+        return "?" if self.passed is None else "✗✓"[self.passed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +105,126 @@ class Diagnosis(EvaluationResult):
     baseline: Comparison | None
     baseline_parameters: int | None
 
+    @property
+    def verdict(self) -> str:
+        """One line: whether this model needs its routing."""
+        if self.ablation is None:
+            return "The routing of this model cannot be switched off, so its value is not known."
+        verdicts = {
+            "first": "This model needs its routing",
+            "second": "This model does better without its routing",
+            "equivalent": "Routing changes nothing that matters here",
+            "undecided": f"{self.ablation.comparison.num_samples:,} images do not show whether routing helps",
+        }
+        return f"{verdicts[self.ablation.comparison.outcome]}: {self._with_and_without}."
+
+    @property
+    def _with_and_without(self) -> str:
+        if self.ablation is None:
+            return "no ablation of this routing"
+        return f"{self.ablation.routed:.1%} with it, {self.ablation.uniform:.1%} without"
+
+    def checks(self) -> list[Check]:
+        """A question for each measure that applies; of several layers, the answer of the worst."""
+        outcome = None if self.ablation is None else OUTCOMES[self.ablation.comparison.outcome]
+        checks = [Check(outcome, "Does routing raise accuracy?", self._with_and_without)]
+        course = self.iterations
+        if len(course.iterations) > 1:
+            gain = course.accuracy[-1] - course.accuracy[0]
+            changed = course.changed[-1]
+            # Of the difference of two answers to the same images.
+            deviation = (changed / self.num_samples) ** 0.5
+            passed = True if gain > 2 * deviation else None if changed else False
+            answer = f"{changed:.1%} of answers change, accuracy {100 * gain:+.1f} points"
+            checks.append(Check(passed, "Do the later iterations help?", answer))
+            checks += self._straightness()
+        checks += [
+            *self._worst(
+                "entropy",
+                "Do children choose a parent?",
+                lambda entropy: entropy.mean,
+                lambda entropy: (
+                    True if entropy.mean < 0.3 else None if entropy.mean < 0.98 else False
+                ),
+                lambda entropy: f"entropy {entropy.mean:.2f} (1: shared out equally)",
+            ),
+            *self._worst(
+                "dynamics",
+                "Do couplings follow the image?",
+                lambda dynamics: -dynamics.mean,
+                lambda dynamics: dynamics.high >= 0.01,
+                lambda dynamics: f"they vary by {dynamics.mean:.3f} on average",
+            ),
+        ]
+        return checks + self._capsule_checks()
+
+    def _capsule_checks(self) -> list[Check]:
+        """The checks that are not of routing itself."""
+        in_use = max(
+            (self.children, *(layer.parents for layer in self.layers if layer.parents)),
+            key=lambda activity: activity.constant,
+        )
+        answer = f"{in_use.dead:.0%} never active, {in_use.constant:.0%} constant"
+        checks = [Check(in_use.constant <= 0.5, "Are capsules in use?", answer)]
+        checks += self._worst(
+            "starvation",
+            "Does the gradient reach the children?",
+            lambda starvation: starvation.starved,
+            lambda starvation: starvation.median > 0 and starvation.starved < 0.1,
+            lambda starvation: f"{starvation.starved:.0%} starved",
+        )
+        checks += self._worst(
+            "sign",
+            "Does a layer see the sign of poses?",
+            lambda sign: -sign.largest,
+            lambda sign: not sign.blind,
+            lambda sign: f"activations differ by {sign.largest:.2g}",
+        )
+        top = self.decay.strongest[-1]
+        checks.append(Check(top >= 0.1, "Does activation reach the top?", f"{top:.2f} at most"))
+        rival = Check(None, "Is it better than a plain network?", "no baseline was given")
+        if self.baseline is not None:
+            answer = f"{self.baseline.first:.1%} against {self.baseline.second:.1%}"
+            rival = Check(OUTCOMES[self.baseline.outcome], rival.question, answer)
+        return [*checks, rival]
+
+    def _straightness(self) -> list[Check]:
+        """Of the last layer: of the votes for the class that is there, where that is known."""
+        course = self.iterations
+        rows = [list(filter(None, row)) for row in course.class_straightness]
+        straight = tuple(sum(row) / len(row) for row in rows if row)
+        where = "for the true class"
+        if not straight and course.straightness:
+            straight = list(course.straightness.values())[-1]
+            where = "for a parent"
+        if not straight:
+            return []
+        answer = f"straightness {where}: {' → '.join(f'{figure:.2f}' for figure in straight)}"
+        passed = straight[-1] > SHARPER * straight[0]
+        return [Check(passed, "Does routing bring votes to agree?", answer)]
+
+    def _worst(
+        self,
+        name: str,
+        question: str,
+        badness: Callable[[Any], float],
+        passes: Callable[[Any], bool | None],
+        words: Callable[[Any], str],
+    ) -> list[Check]:
+        """The check of one measure for the layer where it is worst; none if no layer has it."""
+        measures = [(getattr(layer, name), layer.name) for layer in self.layers]
+        known = [(measure, layer) for measure, layer in measures if measure is not None]
+        if not known:
+            return []
+        worst, layer = max(known, key=lambda pair: badness(pair[0]))
+        place = f", {layer}" if len(self.layers) > 1 else ""
+        return [Check(passes(worst), question, words(worst) + place)]
+
+    def table(self) -> TextTable:
+        """A row for each check."""
+        rows = [(check.mark, check.question, check.answer) for check in self.checks()]
+        return TextTable(("", "question", "answer"), rows)
+
     def verdicts(self) -> dict[str, str]:
         """What -> one sentence: for the whole model, then layer by layer."""
         baseline = "No baseline was given, so the accuracy stands alone."
@@ -110,7 +246,12 @@ class Diagnosis(EvaluationResult):
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"verdicts": self.verdicts()}
+        checks = [check._asdict() for check in self.checks()]
+        return super().to_dict() | {
+            "verdict": self.verdict,
+            "checks": checks,
+            "verdicts": self.verdicts(),
+        }
 
 
 def diagnose(

@@ -1,33 +1,57 @@
-// Two models on the same picture.
+// Side by side: routing off and each iteration, or two networks on the same image.
+"use strict";
 
-import { latest, toBytes } from "./api.js";
-import { pictureText } from "./input.js";
-import { figure, make, miniBars, show } from "./pictures.js";
-import { about } from "./state.js";
+addView("compare", "Compare", (panel) => {
+  const grid = make("div", { class: "compared" });
+  const note = make("p", { class: "quiet" });
+  let cells = null;
+  let other = null; // the source of the second network
 
-let columns = [], parts = {};
+  function addCell(title, head) {
+    const rosette = makeRosette(head.classes, 1.4);
+    const words = make("p");
+    grid.append(make("div", {}, make("p", { class: "title" }, title), rosette.svg, words));
+    return { rosette, words, head };
+  }
 
-export function setUp(panel) {
-  parts.status = make("p", { role: "status" });
-  columns = about.models.map((one, k) => {
-    const column = { bars: make("ol", { className: "bars" }), drawn: figure("reconstruction from its longest capsule"), note: make("p", { className: "hint" }) };
-    column.send = latest("infer", (found) => draw(k, found));
-    column.element = make("div", {}, make("h3", {}, `${one.name} (${one.title}, ${one.parameters.toLocaleString("en")} parameters)`), column.bars, column.drawn.element, column.note);
-    return column;
-  });
-  panel.append(make("h2", {}, "Two models, one picture"), parts.status, make("div", { className: "versus" }, ...columns.map((column) => column.element)));
-}
+  function fill({ rosette, words, head }, look, step) {
+    const shown = step ?? look;
+    const [first, second] = rankClasses(shown.lengths);
+    rosette.svg.style.display = step ? "" : "none";
+    if (step) rosette.draw(look, step);
+    words.textContent =
+      `${head.classes[first]} ${two(shown.lengths[first])}` +
+      (second === undefined ? "" : `, then ${head.classes[second]} ${two(shown.lengths[second])}`);
+  }
 
-export function update(look, label, uniform) {
-  columns.forEach((column, k) => column.send({ model: k, image: pictureText(), uniform: uniform && about.models[k].routed }));
-}
+  async function setUp() {
+    const { head } = page.source;
+    const second = page.networks.find((network) => network.role === "other");
+    if (second) {
+      other = await openNetwork(second);
+      cells = [addCell(head.name, head), addCell(second.name, second)];
+      note.textContent = "The same image, read by two networks.";
+    } else {
+      const titles = page.look.steps.map((_, n) => (page.look.router === "attention" ? "Attention" : `Iteration ${n + 1}`));
+      cells = [NAMES_OF_STEPS.off, ...titles].map((title) => addCell(title, head));
+      note.textContent = "The same image and weights. `torchcaps explore RUN OTHER` sets two networks side by side.";
+    }
+    panel.replaceChildren(note, grid);
+  }
 
-function draw(k, found) {
-  const one = about.models[k], column = columns[k];
-  if (found.shown.length) miniBars(column.bars, one.classes, found.activation);
-  column.drawn.element.hidden = !found.drawn;
-  if (found.drawn) show(column.drawn.canvas, toBytes(found.drawn[0]), one);
-  column.note.textContent = !found.shown.length ? "No classes and no capsules." : !one.views.pose ? "No capsules: these are probabilities, not lengths." : found.drawn ? "" : "No decoder.";
-  column.answer = found.shown.length && `${one.name} says ${one.classes[found.shown[0]]} (${found.activation[found.shown[0]].toFixed(2)})`;
-  parts.status.textContent = columns.map((it) => it.answer).filter(Boolean).join("; ");
-}
+  return async () => {
+    if (!cells) await setUp();
+    const { look, image } = page;
+    if (!other) {
+      [look.off, ...look.steps].forEach((step, n) => cells[n] && fill(cells[n], look, step));
+      return;
+    }
+    fill(cells[0], look, stepOf(look));
+    if (other.head.shape.join() !== page.source.head.shape.join()) {
+      cells[1].words.textContent = "takes images of another size";
+      return;
+    }
+    const second = await other.look(image);
+    if (page.image === image) fill(cells[1], second, stepOf(second));
+  };
+});

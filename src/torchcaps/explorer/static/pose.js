@@ -1,0 +1,122 @@
+// The pose: what the decoder draws along the axes on which the poses of a class vary.
+"use strict";
+
+const REACH = 2.5; // standard deviations on either side
+const RAW_REACH = 0.5;
+const NAMES_OF_AXES = { across: "position →", down: "position ↓" };
+
+addView("pose", "Pose", (panel) => {
+  const drawing = make("canvas", { id: "pose-drawing", role: "img" });
+  const difference = make("canvas", { role: "img", "aria-label": "Difference from the drawing before: blue is more, orange less" });
+  const note = make("p", { class: "quiet" });
+  const sliders = make("div", { class: "sliders" });
+  const raw = make("div", { class: "sliders" });
+  const details = make("details", {}, make("summary", {}, "raw: each number by itself"), raw);
+  const reset = make("button", { onclick: () => start() }, "Back to the image");
+  const wide = make("div", { class: "wide" }, note, sliders, make("div", { class: "row" }, reset), details);
+  const figure = (canvas, words) => make("figure", {}, canvas, make("figcaption", {}, words));
+  const layout = make("div", { class: "pose" });
+  layout.append(figure(drawing, "drawn: drag it"), figure(difference, "what changed"), wide);
+  let base = null; // the pose of the image
+  let pose = null;
+  let label = 0;
+  let shown = null; // the look whose pose this is
+
+  /** Numbers along the axes, in standard deviations from the mean pose of the class. */
+  function amountsOf({ mean, axes, deviations }) {
+    return axes.map((axis, k) => axis.reduce((sum, value, d) => sum + value * (pose[d] - mean[d]), 0) / deviations[k]);
+  }
+
+  async function redraw() {
+    const { source } = page;
+    const [before, after] = [await source.draw(base, label), await source.draw(pose, label)];
+    paint(drawing, after, source.head.shape);
+    paintDifference(difference, after.map((value, n) => value - before[n]), source.head.shape);
+    drawing.setAttribute("aria-label", `Drawing of ${source.head.classes[label]}, length ${two(Math.hypot(...pose))}`);
+    const axes = source.head.axes[label];
+    if (axes) setValues(sliders, amountsOf(axes), 1);
+    setValues(raw, Array.from(pose), 2);
+  }
+
+  function setValues(list, values, digits) {
+    list.querySelectorAll("input").forEach((input, k) => {
+      if (document.activeElement !== input) input.value = values[k];
+    });
+    list.querySelectorAll("output").forEach((output, k) => (output.textContent = values[k].toFixed(digits)));
+  }
+
+  function addSlider(list, name, reach, change) {
+    const input = make("input", { type: "range", min: -reach, max: reach, step: reach / 50, "aria-label": name });
+    input.addEventListener("input", () => change(Number(input.value)));
+    list.append(make("span", {}, name), input, make("output", { class: "number" }));
+  }
+
+  /** Moves the pose along an axis by standard deviations. */
+  function move(k, amount) {
+    const { axes, deviations } = page.source.head.axes[label];
+    pose = pose.map((value, d) => value + amount * deviations[k] * axes[k][d]);
+  }
+
+  function start() {
+    const { head } = page.source;
+    label = chosenOf(page.look);
+    base = poseOf(shownOf(page.look), label);
+    pose = Float32Array.from(base);
+    sliders.replaceChildren();
+    raw.replaceChildren();
+    const axes = head.axes[label];
+    if (axes) {
+      axes.names.forEach((name, k) => {
+        addSlider(sliders, NAMES_OF_AXES[name] ?? (name || `axis ${k + 1}`), REACH, (value) => {
+          move(k, value - amountsOf(axes)[k]);
+          redraw();
+        });
+      });
+      note.textContent =
+        `Poses of ${head.classes[label]} vary along few axes: these ${axes.axes.length} hold ` +
+        `${Math.round(100 * axes.share)} % of the variance. In standard deviations; named where the drawing changes steadily.`;
+    } else {
+      note.textContent = `No axes of the poses of ${head.classes[label]} were measured.`;
+    }
+    pose.forEach((_, d) => {
+      addSlider(raw, `${d + 1}`, RAW_REACH, (value) => {
+        pose[d] = value;
+        redraw();
+      });
+    });
+    return redraw();
+  }
+
+  let grip = null;
+  drawing.addEventListener("pointerdown", (event) => {
+    drawing.setPointerCapture(event.pointerId);
+    grip = [event.clientX, event.clientY];
+  });
+  drawing.addEventListener("pointerup", () => (grip = null));
+  drawing.addEventListener("pointermove", (event) => {
+    const axes = page.source.head.axes[label];
+    if (!grip || !axes) return;
+    const pixels = 50; // of a drag, for one standard deviation
+    for (const [k, change] of [event.clientX - grip[0], event.clientY - grip[1]].entries()) {
+      if (k >= axes.axes.length) continue;
+      const amount = amountsOf(axes)[k];
+      move(k, Math.max(-REACH, Math.min(REACH, amount + change / pixels)) - amount);
+    }
+    grip = [event.clientX, event.clientY];
+    redraw();
+  });
+
+  return () => {
+    const { head } = page.source;
+    if (!head.poses || !head.decoder) {
+      const why = head.poses ? "This model has no decoder: its poses are not drawn." : "This model has no poses.";
+      panel.replaceChildren(make("p", {}, why));
+      return undefined;
+    }
+    if (!layout.isConnected) panel.replaceChildren(layout);
+    const current = shownOf(page.look);
+    if (shown === current && label === chosenOf(page.look)) return undefined;
+    shown = current;
+    return start();
+  };
+});

@@ -1,0 +1,103 @@
+"""The property checks, run one by one on a layer or router from anywhere."""
+
+from collections.abc import Callable
+from functools import partial
+from inspect import isclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.nn.routers import Router
+from torchcaps.testing.modules import (
+    check_module_copies,
+    check_module_gradients,
+    check_module_parameters,
+    check_module_precision,
+    check_module_rows,
+    check_module_zeros,
+)
+from torchcaps.testing.properties import ROUTER_CHECKS
+from torchcaps.testing.random import random_capsules
+from torchcaps.types import Capsules
+
+MODULE_CHECKS = (
+    check_module_rows,
+    check_module_copies,
+    check_module_zeros,
+    check_module_precision,
+    check_module_parameters,
+    check_module_gradients,
+)
+
+
+class _Layer(nn.Module):
+    """A layer whose parents may be a tensor, the poses, of which the lengths are activations."""
+
+    def __init__(self, layer: nn.Module, *, takes_capsules: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.takes_capsules = takes_capsules
+
+    def forward(self, children: Capsules) -> Any:
+        parents = self.layer(children if self.takes_capsules else children.pose)
+        if isinstance(parents, Tensor):
+            return Capsules(parents, parents.norm(dim=-1))
+        return parents
+
+
+def check_any(target: Any, children: int = 6, dim: int = 8, **options: Any) -> dict[str, str]:
+    """Run every property check on a layer, a class of layers, or a router.
+
+    Args:
+        target: a layer, that takes `Capsules` or their poses `[batch, children, dim]`, or the class
+            of one; or a router, or a function `(votes, activation) -> Routed`.
+        children: number of child capsules.
+        dim: dimensions of a child.
+        options: arguments of the class, or options of the router.
+
+    Returns:
+        By the sentence that states the property: why it does not hold, empty where it does.
+
+    Example:
+        >>> from torchcaps.nn import CapsuleLinear
+        >>> from torchcaps.testing import check_any
+        >>> any(check_any(CapsuleLinear(6, 4, 3, 4), 6, 4).values())
+        False
+    """
+    if isclass(target):
+        target = target(**options)
+        options = {}
+    checks: dict[str, Callable[[], None]] = {}
+    if isinstance(target, nn.Module) and not isinstance(target, Router):
+        inputs = random_capsules(3, children, dim)
+        layer = _Layer(target.eval(), takes_capsules=_takes_capsules(target, inputs))
+        for check in MODULE_CHECKS:
+            checks[_first_line(check)] = partial(check, layer, inputs)
+    else:
+        for rule in ROUTER_CHECKS:
+            checks[_first_line(rule)] = partial(rule, target, **options)
+    return {about: _problem(check) for about, check in checks.items()}
+
+
+def _takes_capsules(layer: nn.Module, inputs: Capsules) -> bool:
+    """Whether a layer takes both fields; one that takes poses alone fails on a pair."""
+    try:
+        with torch.no_grad():
+            layer(inputs)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+def _first_line(check: Callable[..., None]) -> str:
+    return (check.__doc__ or check.__name__).partition("\n")[0].removesuffix(".")
+
+
+def _problem(check: Callable[[], None]) -> str:
+    """Why a check fails; a layer from elsewhere may raise anything."""
+    try:
+        check()
+    except Exception as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""

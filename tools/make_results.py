@@ -1,0 +1,160 @@
+"""The main tables of docs/results.md, from benchmarks/results/accuracy.csv.
+
+    python tools/make_results.py
+
+writes the tables between the marks `<!-- table: NAME -->` and `<!-- end of table -->`. A row of the
+file is one training, or several (`0-2`) of which only mean and deviation were kept. `error` and
+`deviation` are percentages of the test images, `minutes` is the training of one network.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "benchmarks" / "results" / "accuracy.csv"
+PAGE = ROOT / "docs" / "results.md"
+TABLE = re.compile(
+    r"(?<=<!-- table: )([\w-]+)( -->\n\n).*?(?=\n\n<!-- end of table -->)", re.DOTALL
+)
+FIELD = "field-"  # the tables of all systems, with their routing and without it
+FIELD_HEADINGS = (
+    "system",
+    "parameters",
+    "products",
+    "accuracy",
+    "without routing",
+    "seeds",
+    "epochs",
+    "images/s",
+    "training",
+)
+SEED_HEADINGS = ("model", "parameters", "epochs", "seeds", "test accuracy", "training", "command")
+
+
+class Figure(NamedTuple):
+    """Trainings of one model that differ in their seed: error in percent, minutes of one."""
+
+    rows: list[dict[str, str]]
+
+    @property
+    def first(self) -> dict[str, str]:
+        return self.rows[0]
+
+    @property
+    def num_seeds(self) -> int:
+        return sum(map(num_seeds, self.rows))
+
+    @property
+    def accuracy(self) -> str:
+        """`99.41 ± 0.02 %`, and those of two or more seeds where they were kept."""
+        accuracies = [100 - float(row["error"]) for row in self.rows]
+        deviation = float(self.first["deviation"] or 0)
+        if len(accuracies) > 2:
+            deviation = statistics.stdev(accuracies)
+        mean = f"{statistics.mean(accuracies):.{decimals(self.first['error'])}f}"
+        text = f"{mean} ± {deviation:.2f} %" if deviation else f"{mean} %"
+        if len(accuracies) > 1:
+            text += f" ({', '.join(f'{accuracy:.2f}' for accuracy in accuracies)})"
+        return text
+
+
+def num_seeds(row: dict[str, str]) -> int:
+    """How many trainings a row of the file stands for."""
+    lowest, _, highest = row["seed"].partition("-")
+    return int(highest or lowest) - int(lowest) + 1
+
+
+def decimals(number: str) -> int:
+    """How many digits a number has behind its point."""
+    return len(number.partition(".")[2])
+
+
+def load() -> dict[str, dict[tuple[str, str], Figure]]:
+    """Figures by table, and by model and routing, in the order of the file."""
+    tables: dict[str, dict[tuple[str, str], Figure]] = {}
+    with FIGURES.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            figures = tables.setdefault(row["table"], {})
+            key = (row["model"], row["routing"])
+            figures.setdefault(key, Figure([])).rows.append(row)
+    return tables
+
+
+def field_rows(figures: dict[tuple[str, str], Figure]) -> Iterator[tuple[str, ...]]:
+    """One row for each system; the same network with uniform coupling is a cell of it."""
+    for (model, routing), figure in figures.items():
+        if routing == "uniform":
+            continue
+        uniform = figures.get((model, "uniform"))
+        yield (
+            model,
+            f"{int(figure.first['parameters']):,}",
+            f"{figure.first['products']} M",
+            figure.accuracy,
+            uniform.accuracy if uniform else "-",
+            str(figure.num_seeds),
+            figure.first["epochs"],
+            f"{int(figure.first['images_per_second']):,}",
+            f"{figure.first['minutes']} min",
+        )
+
+
+def seed_rows(figures: dict[tuple[str, str], Figure]) -> Iterator[tuple[str, ...]]:
+    """One row for each model and routing, with the accuracy of each seed."""
+    for (model, routing), figure in figures.items():
+        minutes = [row["minutes"] for row in figure.rows if row["minutes"]]
+        yield (
+            f"{model}, {routing}" if routing else model,
+            f"{int(figure.first['parameters']):,}",
+            figure.first["epochs"],
+            str(figure.num_seeds),
+            figure.accuracy,
+            f"{minutes[-1]} min" if minutes else "-",
+            f"`{figure.first['command']}`",
+        )
+
+
+def markdown(table: str, figures: dict[tuple[str, str], Figure]) -> str:
+    """A table of Markdown."""
+    is_field = table.startswith(FIELD)
+    headings = FIELD_HEADINGS if is_field else SEED_HEADINGS
+    rows = field_rows(figures) if is_field else seed_rows(figures)
+    lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    lines.insert(1, "|---" * len(headings) + "|")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """The page with every table as the file of figures has it."""
+    tables = load()
+    return TABLE.sub(
+        lambda match: "".join((*match.groups(), markdown(match[1], tables[match[1]]))), text
+    )
+
+
+def gaps() -> list[str]:
+    """What is wrong with the tables of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    faults = []
+    if page(text) != text:
+        faults.append("docs/results.md is old: run python tools/make_results.py")
+    for name in sorted(set(load()) ^ {match[1] for match in TABLE.finditer(text)}):
+        faults.append(f"the table {name} is in accuracy.csv or in docs/results.md, not in both")
+    return faults
+
+
+def main() -> int:
+    """Write the tables."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
