@@ -199,10 +199,11 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
         return metadata
     classes = getattr(model, "classes", ())
     are_names = isinstance(classes, tuple) and set(map(type, classes)) <= {str}
+    preprocess = getattr(model, "preprocess", None)
     return replace(
         metadata,
         classes=metadata.classes or (classes if are_names else ()),
-        preprocess=getattr(model, "preprocess", None),
+        preprocess=None if isinstance(preprocess, nn.Module) else preprocess,  # a part of its own
     )
 
 

@@ -197,7 +197,8 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         Returns:
             `[n]` of `classes_`.
         """
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        shares = self.predict_proba(X)  # first, as it refuses what is not fitted
+        return self.classes_[shares.argmax(axis=1)]
 
     def _images(self, rows: Any) -> Tensor:
         """Rows as images of one pixel, `[n, features, 1, 1]`; images `[n, channels, h, w]`."""
