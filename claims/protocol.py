@@ -24,7 +24,7 @@ from torchcaps.training import Recipe, Row, TrainConfig, load_recipe
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "claims"
 ANSWERS = "accuracy"  # the figure that is compared image by image
 # Settings that say where a run is done, not what is done.
-PLACE = ("root", "device", "graph", "seed", "checkpoint_every", "keep", "storage", "workers")
+PLACE = ("root", "device", "graph", "log", "seed", "checkpoint_every", "keep", "storage", "workers")
 
 
 @dataclass(frozen=True)

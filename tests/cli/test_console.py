@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from torchcaps.cli.console import (
+    LOSSY,
     UsageError,
     graceful_stop,
     ignore_signals,
@@ -111,4 +112,4 @@ def test_outside_the_main_thread_nothing_is_changed():
     [("ascii", b"+ - 0.1 -> 0.2 \\xe9"), ("cp1252", b"+ - 0.1 -> 0.2 \xe9")],
 )
 def test_signs_that_a_console_lacks_are_written_in_ascii(encoding, text):
-    assert "✓ ✗ 0.1 → 0.2 é".encode(encoding, "torchcaps") == text
+    assert "✓ ✗ 0.1 → 0.2 é".encode(encoding, LOSSY) == text

@@ -145,7 +145,7 @@ CALLS = {
 # Flags that decide what is printed, or that a test of their own reads.
 ELSEWHERE = {
     *("json", "jsonl", "csv", "parquet", "output_file"),
-    *("resume", "control", "print_config", "list", "table", "verbose"),
+    *("resume", "control", "print_config", "list", "table", "verbose", "engine", "address"),
 }
 
 

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from torchcaps import plugins
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
-from torchcaps.errors import ArgumentError, RunError, check_range, one_line
+from torchcaps.errors import (
+    ArgumentError,
+    RunError,
+    UnknownNameError,
+    check_range,
+    one_line,
+)
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import construct_model
@@ -123,6 +129,8 @@ def build_model(
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
     except (TypeError, ArgumentError) as error:
+        if isinstance(error, UnknownNameError):
+            raise
         if getattr(error, "argument", None) not in (None, *options):
             raise
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
