@@ -6,7 +6,9 @@ from pathlib import Path
 import torchcaps as tc
 
 ROOT = Path(__file__).resolve().parents[1]
-REPOSITORY = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+REPOSITORY = re.search(
+    r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+)
 
 project = "torchcaps"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
@@ -21,6 +23,7 @@ myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
 # Tutorials run when the site is built, and again only when they have changed.
 nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build" / "tutorials")
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 autodoc_member_order = "groupwise"
@@ -60,7 +63,10 @@ def recipes_of(model):
 
 def head_of(page):
     """The table at the head of a system's page, from the registry."""
-    lines = ["| model | paper | images | parameters | published | recipes |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | paper | images | parameters | published | recipes |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in SYSTEMS[page]:
         info = tc.models.model_info(name)
         paper = f"{info.title} ({info.year})"
@@ -85,23 +91,28 @@ def complete_page(app, page, source):
         source[0] = re.sub(outside, rf"]({address}/blob/main/\2)", source[0])
 
 
+SECTIONS = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example)s?:$")
+
+
 def quote_docstring(app, what, name, obj, options, lines):
     """Docstrings are plain text: bars and stars stay, and indented equations are set as written."""
-    sections = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example)s?:$")
+    if name.endswith(".forward") and lines and lines[0].startswith("Define the computation"):
+        lines.clear()  # torch's own
     quoted = []
     in_text = True
     in_block = False
     for line in lines:
-        in_text = in_text and not sections.match(line)
-        is_indented = line.startswith("    ")
-        if in_text and is_indented and not in_block:
-            quoted += ["", "::", ""]
-        elif in_block and line.strip() and not is_indented:
+        if SECTIONS.match(line):
+            in_text = in_block = False
+        if in_text and line.startswith("    "):
+            if not in_block:
+                quoted += ["", "::", ""]
+            in_block = True
+        elif in_block and line.strip():
             quoted.append("")
-        in_block = in_text and (is_indented or (in_block and not line.strip()))
-        if in_text and not in_block and re.match(r"\S.*:$", line) and is_indented:
-            line += ":"
-        quoted.append(line if in_block or ">>>" in line else re.sub(r"(?<!`)([|*])(?!`)", r"\\\1", line))
+            in_block = False
+        is_code = in_block or ">>>" in line
+        quoted.append(line if is_code else re.sub(r"(?<!`)([|*])(?!`)", r"\\\1", line))
     lines[:] = quoted
 
 

@@ -132,7 +132,7 @@ def runs(run, tmp_path):
 class TestCompare:
     def test_two_methods_over_seeds_and_images(self, command):
         outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "0.2")
-        assert (outcome.status, outcome.err) == (0, "")
+        assert outcome.status == 0, outcome.err
         heading, first, second, _, verdict = outcome.out.splitlines()
         assert heading.split() == ["method", "accuracy", "runs"]
         assert (first.split()[0], second.split()[0]) == ("first", "second")
@@ -144,7 +144,7 @@ class TestCompare:
 
     def test_one_run_each_is_a_comparison_of_two_models(self, command):
         outcome = command("compare", "a-0", "--with", "b-0", "--json")
-        assert (outcome.status, outcome.err) == (0, "")
+        assert outcome.status == 0, outcome.err
         document = outcome.document
         assert document["only_first"] == document["only_second"] == 0
         assert document["outcome"] == "undecided"
@@ -203,7 +203,7 @@ class TestCompare:
 
 def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):
     outcome = command("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
-    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
     verdicts = command("diagnose", trained, "--images", 8, "--json").document["verdicts"]
     assert f"ablation: {verdicts['ablation']}" in lines

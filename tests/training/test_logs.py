@@ -12,6 +12,7 @@ from torchcaps.training import Interrupted, logs, train
 
 from .makers import stop_after, tiny
 
+
 class Client:
     """Keeps what a client of MLflow is told."""
 

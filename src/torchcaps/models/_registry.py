@@ -146,6 +146,9 @@ def default_task(name: str) -> str:
     Args:
         name: of the model; see `list_models()`. A function that builds it makes a classifier.
 
+    Returns:
+        Name of the task.
+
     Raises:
         ValueError: for an unknown name.
     """
