@@ -131,7 +131,7 @@ def runs(run, tmp_path):
 class TestCompare:
     def test_two_methods_over_seeds_and_images(self, command):
         outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "0.2")
-        assert (outcome.status, outcome.err) == (0, "")
+        assert outcome.status == 0, outcome.err
         heading, first, second, _, verdict = outcome.out.splitlines()
         assert heading.split() == ["method", "accuracy", "runs"]
         assert (first.split()[0], second.split()[0]) == ("first", "second")
@@ -143,7 +143,7 @@ class TestCompare:
 
     def test_one_run_each_is_a_comparison_of_two_models(self, command):
         outcome = command("compare", "a-0", "--with", "b-0", "--json")
-        assert (outcome.status, outcome.err) == (0, "")
+        assert outcome.status == 0, outcome.err
         document = outcome.document
         assert document["only_first"] == document["only_second"] == 0
         assert document["outcome"] == "undecided"
@@ -203,7 +203,7 @@ class TestCompare:
 def test_a_diagnosis_begins_with_its_verdict(command, trained):
     words = ("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
     outcome = command(*words)
-    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
     document = command("diagnose", trained, "--images", 8, "--json").document
     assert lines[0] == document["verdict"]

@@ -185,6 +185,7 @@ def check(
     Example: torchcaps check my_layer.py:CapsuleLayer --option out_capsules=5
 
     Args:
+        layer: A .py file or a module, and the name of a class, function or object in it.
         shape: Children and their dimensions.
         option: Argument of the class, such as out_capsules=5; may be given several times.
     """

@@ -58,6 +58,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "diagnose": "does routing do anything in this network?",
         "reconstruct": "draw images above their reconstructions",
         "perturb": "change each pose dimension and see what it encodes",
+        "animate": "the votes of an image, tip to tail, as a GIF",
         "compare": "is one method better than another, or equally good?",
         "export": "a trained model as a file that works without torchcaps",
     },

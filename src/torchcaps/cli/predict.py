@@ -74,9 +74,9 @@ def predict(
 
     For a classifier: the class, its activation, which for capsules is a length and not a
     probability, and, where held-out images have calibrated the run, its probability. A picture is
-    brought into the form of gray training images: background, size, place; the column "changes"
-    says what was done. What looks like none of them is "unknown" or "empty", with its reason.
-    Images that cannot be read are listed and skipped; the exit status is then 1.
+    brought into the form of gray training images; the column "changes" says what was done. What
+    looks like none of them is "unknown" or "empty", with its reason. Images that cannot be read are
+    listed and skipped; the exit status is then 1.
 
     Example: torchcaps predict runs/capsnet-digits photo.png folder/ "more/*.jpg" --csv
 
@@ -86,9 +86,8 @@ def predict(
             used.
         top_k: Number of classes to give for each image; by default one, and all in JSON.
         unknown_below: An image whose largest activation (a length, for capsules) is below this
-            gets the class "unknown"; auto takes the threshold that rejects 5 % of the held-out
-            images of the run. Without it the limits of the calibration decide; with 0 every image
-            has a class.
+            gets the class "unknown"; auto rejects 5 % of the held-out images of the run. By default
+            the limits of the calibration decide; with 0 every image has a class.
         as_is: Leave pictures as they are, but for size and channels.
         invert: auto inverts pictures that are dark on light, or light on dark, unlike the training
             images; yes inverts all, no none.

@@ -147,7 +147,7 @@ def default_task(name: str) -> str:
         name: of the model; see `list_models()`. A function that builds it makes a classifier.
 
     Returns:
-        The name.
+        Name of the task.
 
     Raises:
         ValueError: for an unknown name.

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.evaluation.base import Images, Labels, capsule_model, check_labeled
-from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.types import Capsules
 
 NUM_AXES = 4
@@ -114,8 +114,9 @@ def pose_axes(model: nn.Module, images: Images, labels: Labels) -> dict[int, Pos
     network = capsule_model(model, decoder=True)
     by_class = {}
     with evaluating(network):
-        pose, activation = network.capsules(images)
-        is_right = activation.argmax(dim=1) == labels
+        pose, activation = network.capsules(images.to(device_of(network)))
+        pose = pose.cpu()
+        is_right = activation.argmax(dim=1).cpu() == labels.cpu()
         for label in range(activation.shape[1]):
             is_example = is_right & (labels == label)
             if int(is_example.sum()) >= MIN_IMAGES:
@@ -153,7 +154,11 @@ def _draw(model: Any, poses: Tensor, label: int) -> Images:
     poses = poses.float()
     pose = is_label[:, None] * poses[:, None]
     activation = is_label * poses.norm(dim=-1, keepdim=True)
-    return model.reconstruct(Capsules(pose, activation), torch.full((len(poses),), label)).float()
+    device = device_of(model)
+    labels = torch.full((len(poses),), label, device=device)
+    capsules = Capsules(pose.to(device), activation.to(device))
+    drawings: Tensor = model.reconstruct(capsules, labels)
+    return drawings.float().cpu()
 
 
 def name_axis(
