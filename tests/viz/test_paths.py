@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from torchcaps.errors import ArgumentError
-from torchcaps.viz import ranked_accuracies, vote_chains, vote_film, vote_paths
+from torchcaps.viz import ranked_accuracies, vote_film, vote_paths
+from torchcaps.viz.routing import vote_chains
 
 from .drawing import assert_nothing_cut, words
 

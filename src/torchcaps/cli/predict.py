@@ -76,14 +76,13 @@ def predict(
     probability, and, where held-out images have calibrated the run, its probability. A picture is
     brought into the form of gray training images; the column "changes" says what was done. What
     looks like none of them is "unknown" or "empty", with its reason. Images that cannot be read are
-    listed and skipped; the exit status is then 1.
+    skipped; the exit status is then 1.
 
     Example: torchcaps predict runs/capsnet-digits photo.png folder/ "more/*.jpg" --csv
 
     Args:
         paths: A run folder or a model.safetensors file, then image files, folders, tar archives or
-            patterns in quotes. Without a run, a network for digits that comes with the package is
-            used.
+            patterns in quotes. Without a run, the packaged network for digits is used.
         top_k: Number of classes to give for each image; by default one, and all in JSON.
         unknown_below: An image whose largest activation (a length, for capsules) is below this
             gets the class "unknown"; auto rejects 5 % of the held-out images of the run. By default

@@ -162,7 +162,7 @@ def fit(
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
             trainer.run()
-    _remember(model, images, trainer)
+        _remember(model, images, trainer)
     return Fitted(model.eval(), trainer.history)
 
 

@@ -17,7 +17,6 @@ from torchcaps.viz.points import (
 )
 from torchcaps.viz.routing import (
     diagnosis as diagnosis,
-    vote_chains as vote_chains,
     vote_film as vote_film,
     vote_paths as vote_paths,
 )

@@ -151,7 +151,7 @@ def test_exhausted_memory_is_one_sentence(images):
         gpu.memory_limit(70_000),
         pytest.raises(TrainingError, match="the memory is exhausted; use a smaller batch_size"),
     ):
-        fit(images)
+        fit(images, batch_size=24)
 
 
 def test_a_device_without_float64_trains_and_evaluates(images):
