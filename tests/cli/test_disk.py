@@ -17,7 +17,7 @@ def sentence(outcome):
     """The one error that a failed command prints, after the lines on the training and its epochs."""
     assert outcome.status == 1
     *epochs, error = outcome.err.splitlines()
-    assert set(first_words(epochs)) <= {"training", "capsnet:", "epoch"}
+    assert set(first_words(epochs)) <= {"reading", "training", "capsnet:", "epoch", "evaluating"}
     assert error.startswith("torchcaps: error: ")
     return error
 

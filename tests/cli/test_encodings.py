@@ -40,11 +40,13 @@ LINES = {
     "models": "models",
     "recipes": "recipes",
     "data": "data list",
+    "check": "check torchcaps.nn:DynamicRouting",
     "doctor": "doctor",
 }
 DRAWING = {
     "reconstruct": "reconstruct runs/é",
     "perturb": "perturb runs/é",
+    "animate": "animate runs/é",
     "report": "report runs/é",
 }
 # Only their help is printed here: they serve, need another extra or take minutes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import ExitStack, nullcontext
 from importlib import metadata
@@ -101,8 +102,9 @@ def train(fresh_command, *words):
     ],
 )
 def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, module):
-    assert name in fresh_command(words, "--import", module).out.split()
-    assert name not in fresh_command(words).out.split()
+    out = fresh_command(words, "--import", module).out
+    assert re.search(rf"^{name}\b", out, re.MULTILINE)
+    assert not re.search(rf"^{name}\b", fresh_command(words).out, re.MULTILINE)
 
 
 def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):

@@ -39,7 +39,15 @@ def test_train_and_predict(bars, tmp_path, monkeypatch, capsys):
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")
     first_words = [line.split()[0] for line in trained.stderr.splitlines()]
-    assert first_words == ["training", "epoch"]
+    assert first_words == [
+        "reading",
+        "training",
+        "epoch",
+        "next:",
+        "torchcaps",
+        "torchcaps",
+        "torchcaps",
+    ]
     run = tmp_path / "runs" / "capsnet-bars"
     assert len(list((run / "plots").glob("*.png"))) == 6
     assert leftovers(run) == []

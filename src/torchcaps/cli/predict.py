@@ -78,7 +78,7 @@ def predict(
     looks like none of them is "unknown" or "empty", with its reason. Images that cannot be read are
     skipped; the exit status is then 1.
 
-    Example: torchcaps predict runs/capsnet-digits photo.png folder/ "more/*.jpg" --csv
+    Example: torchcaps predict runs/capsnet-digits photo.png "more/*.jpg" --csv
 
     Args:
         paths: A run folder or a model.safetensors file, then image files, folders, tar archives or

@@ -81,7 +81,6 @@ def train(
         config = tc.training.resolve_config(config)
         print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
         return 0
-    note("reading the data and building the model ...")
     if control and not tc.models.model_info(config.model.name).control:
         raise UsageError(f"--control: expected a model with a control, got {config.model.name}")
     if keep_memory:
@@ -92,13 +91,7 @@ def train(
         note(f"{folder}: nothing to resume; starting")
         resume = False
     folder, resume = ranks.broadcast((folder, resume))
-    if has_folds:
-        with hinted([folder / "fold-1"]):
-            _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
-        folds = tc.reproduction.CrossValidation.read(folder)
-        show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
-        return 0
-    if resume:
+    if resume and not has_folds:
         run = tc.training.Run(folder)
         before = run.config
         changes = {"model": config.model.name, "model_options": before.model.options | options}
@@ -112,10 +105,19 @@ def train(
                 f"--threads: the run was started with {former}; "
                 f"with {threads} it will not end with the same bits"
             )
-    elif ranks.is_main:
+    elif ranks.is_main and not has_folds:
         tc.training.folder.check_new(tc.training.Run(folder))
-        if config.data.folds is None:  # unreadable test images are an error before the training
-            tc.training.sampling.load_images(config, "test")
+    if ranks.is_main:
+        note("reading the data and building the model ...")
+    if has_folds:
+        with hinted([folder / "fold-1"]):
+            _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
+        folds = tc.reproduction.CrossValidation.read(folder)
+        show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
+        return 0
+    if ranks.is_main and not resume and config.data.folds is None:
+        # Unreadable test images are an error before the training.
+        tc.training.sampling.load_images(config, "test")
 
     with hinted([folder]):
         # With the other settings that are given, a run that is resumed agrees already.
