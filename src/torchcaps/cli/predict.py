@@ -27,7 +27,7 @@ class ResultFormat:
     Attributes:
         json: Print one JSON document at the end: for each image its path and all outputs of the
             task; for a classifier, the activations of all classes.
-        jsonl: Print the same as a JSON object a line, as they come.
+        jsonl: Print the same, an object a line, as they come.
         csv: Print a CSV with a header, as they come.
         parquet: Parquet file to write; needs pyarrow.
         output_file: File to write, ending in .csv or .jsonl; it is there when all images are done.
@@ -82,12 +82,12 @@ def predict(
 
     Args:
         paths: A run folder or a model.safetensors file, then image files, folders, tar archives or
-            patterns in quotes. Without a run, the packaged network for digits is used.
+            patterns in quotes. Without a run: the packaged network for digits.
         top_k: Number of classes to give for each image; by default one, and all in JSON.
         unknown_below: An image whose largest activation (a length, for capsules) is below this
             gets the class "unknown"; auto rejects 5 % of the held-out images of the run. By default
             the limits of the calibration decide; with 0 every image has a class.
-        as_is: Leave pictures as they are, but for size and channels.
+        as_is: Change only the size and channels of pictures.
         invert: auto inverts pictures that are dark on light, or light on dark, unlike the training
             images; yes inverts all, no none.
         output: Folder for pictures of the task for each image, such as masks and overlays of a
