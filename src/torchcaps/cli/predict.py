@@ -76,7 +76,7 @@ def predict(
     probability, and, where held-out images have calibrated the run, its probability. A picture is
     brought into the form of gray training images; the column "changes" says what was done. What
     looks like none of them is "unknown" or "empty", with its reason. Images that cannot be read are
-    skipped; the exit status is then 1.
+    skipped, and end the command with status 1.
 
     Example: torchcaps predict runs/capsnet-digits photo.png "more/*.jpg" --csv
 

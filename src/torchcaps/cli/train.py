@@ -95,16 +95,13 @@ def train(
         run = tc.training.Run(folder)
         before = run.config
         changes = {"model": config.model.name, "model_options": before.model.options | options}
+        changes = {**settings, **changes}
         with usage():
-            tc.training.run.resumed_config(
-                before, {**settings, **changes}, tc.training.run.is_complete(run)
-            )
+            tc.training.run.resumed_config(before, changes, tc.training.run.is_complete(run))
         former = run.environment.get("threads")
         if threads is not None and former not in (None, threads):
-            note(
-                f"--threads: the run was started with {former}; "
-                f"with {threads} it will not end with the same bits"
-            )
+            cost = "it will not end with the same bits"
+            note(f"--threads: the run was started with {former}; with {threads} {cost}")
     elif ranks.is_main and not has_folds:
         tc.training.folder.check_new(tc.training.Run(folder))
     if ranks.is_main:
