@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = "torchcaps"
 # Whoever brings a torch keeps it, and a torch for GPUs names the one Triton that it works with: neither has a pin.
-FREE = ("torch", "triton")
+FREE = ("torch", "triton", "setuptools")  # torch chooses the others
 RUNTIME = "run time"
-TESTED_HEAD = """# The versions that are tested, of every dependency but torch (and Triton, which torch chooses):
+TESTED_HEAD = """# The versions that are tested, of every dependency but torch (and what torch chooses: Triton, setuptools):
 # pip install -c constraints.txt -e ".[dev]". Made by: python tools/make_dependencies.py
 """
 LOWEST_HEAD = """# The lower bounds of pyproject.toml, which `make test-lowest` tests.
