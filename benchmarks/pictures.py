@@ -262,6 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         name = "capsnet_small, garments"
         rows += rows_of(name, model, garments, GARMENTS, options.count, strangers)
+    if options.photographs is not None:
+        options.photographs = Path(options.photographs).name  # where it lies says nothing
     return finish(options, {"rows": rows})
 
 

@@ -23,7 +23,7 @@ PROJECT = "torchcaps"
 # Whoever brings a torch keeps it, and a torch for GPUs names the one Triton that it works with: neither has a pin.
 FREE = ("torch", "triton", "setuptools")  # torch chooses the others
 RUNTIME = "run time"
-TESTED_HEAD = """# The versions that are tested, of every dependency but torch (and what torch chooses: Triton, setuptools):
+TESTED_HEAD = """# The tested versions of every dependency but torch, and Triton and setuptools, which torch chooses:
 # pip install -c constraints.txt -e ".[dev]". Made by: python tools/make_dependencies.py
 """
 LOWEST_HEAD = """# The lower bounds of pyproject.toml, which `make test-lowest` tests.

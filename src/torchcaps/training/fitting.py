@@ -20,7 +20,6 @@ from torchcaps.errors import ArgumentError, counted
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
-from torchcaps.training.calibration import calibration_of, preprocessing
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -168,6 +167,8 @@ def fit(
 
 def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     """What a model was trained for, for `predict`, `evaluate` and `save`."""
+    from torchcaps.training.calibration import calibration_of, preprocessing
+
     task = trainer.task
     network = find_network(model)
     img_size = network.img_size if "size" in images.targets else images.img_size
