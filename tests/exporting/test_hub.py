@@ -63,7 +63,7 @@ def test_a_run_goes_to_the_hub_and_back(run, bars, hub, tmp_path):
     exported = tc.export(run, tmp_path / "out", format="hub")
     assert (exported.difference, exported.batches) == (0, (1, 3, 64))
     folder = exported.path
-    names = ["README.md", "calibration.json", "config.json", "model.safetensors"]
+    names = ["README.md", "config.json", "model.safetensors"]
     assert sorted(file.name for file in folder.iterdir()) == names
     assert exported.bytes == sum(file.stat().st_size for file in folder.iterdir())
     assert push(folder, "me/bars", private=True) == "https://hub/me/bars"

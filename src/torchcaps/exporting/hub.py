@@ -15,9 +15,7 @@ from torchcaps.exporting.formats import Answer, Subject, answer_of, register_exp
 from torchcaps.reporting.prediction import load_model
 from torchcaps.training import Run, load, save
 from torchcaps.training.files import (
-    CALIBRATION_FILE,
     CONFIG_FILE,
-    FORMAT,
     MODEL_FILE,
     load_tensors,
     save_tensors,
@@ -91,8 +89,6 @@ def write_hub(subject: Subject, path: Path) -> None:
             if tensor.dtype == torch.float32:
                 tensors[name] = tensor.half()
         save_tensors(path / MODEL_FILE, tensors, description)
-    if calibration := subject.metadata["calibration"]:
-        write_json(path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
     write_json(path / CONFIG_FILE, subject.metadata)
     (path / CARD_FILE).write_text(_make_card(subject, network), encoding="utf-8")
 
