@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from torchcaps.data import load_dataset
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import TrainingError, UnknownNameError
 from torchcaps.training import Interrupted, logs, train
 
 from .makers import stop_after, tiny
@@ -44,6 +44,7 @@ def client(monkeypatch):
     client = Client()
     module = ModuleType("mlflow")
     module.MlflowClient = lambda: client
+    module.MlflowException = KeyError
     module.__spec__ = ModuleSpec("mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow", module)
     monkeypatch.setattr(logs, "LOG_INTERVAL", 2)
@@ -61,6 +62,16 @@ def test_a_run_logs_losses_figures_drawings_and_settings(bars, tmp_path, client)
     # Six held-out images side by side, above their drawings.
     height, width = load_dataset(bars).img_size
     assert client.pictures["drawings/000003.png"].shape == (2 * height, 6 * width, 1)
+
+
+def test_a_store_that_refuses_ends_the_run_in_a_sentence(bars, tmp_path, client, monkeypatch):
+    def refuse(*_, **__):
+        raise KeyError("no such store")
+
+    monkeypatch.setattr(client, "create_run", refuse, raising=False)
+    with pytest.raises(TrainingError, match="log: mlflow: .*no such store"):
+        train(tiny(bars, log=("mlflow",)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_log_changes_no_weights(bars, tmp_path, client):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchcaps.errors import TrainingError
 from torchcaps.training.callbacks import Callback, register_callback
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import declares
@@ -107,21 +108,27 @@ class TensorBoardLog(Log):
 
 @register_callback(name="mlflow")
 class MLflowLog(Log):
-    """A run of MLflow, in the store that its environment names, with the settings as parameters."""
+    """A run of MLflow, in the store that its environment names, with the settings as parameters.
+
+    A training that is resumed is another run there.
+    """
 
     package = "mlflow"
 
     def open(self, trainer: Trainer) -> None:
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, MlflowException
 
-        self.client = MlflowClient()
         name = "torchcaps" if trainer.checkpoint is None else trainer.checkpoint.parent.parent.name
-        experiment = self.client.get_experiment_by_name("torchcaps")
-        number = experiment and experiment.experiment_id
-        number = number or self.client.create_experiment("torchcaps")
-        self.id = self.client.create_run(number, run_name=name).info.run_id
-        for setting, value in trainer.config.flat().items():
-            self.client.log_param(self.id, setting, value)
+        try:
+            self.client = MlflowClient()
+            experiment = self.client.get_experiment_by_name("torchcaps")
+            number = experiment and experiment.experiment_id
+            number = number or self.client.create_experiment("torchcaps")
+            self.id = self.client.create_run(number, run_name=name).info.run_id
+            for setting, value in trainer.config.flat().items():
+                self.client.log_param(self.id, setting, value)
+        except MlflowException as error:
+            raise TrainingError(f"log: mlflow: {error}") from error
 
     def write(self, figures: dict[str, float], step: int) -> None:
         for name, value in figures.items():
