@@ -35,7 +35,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest package campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest package campaign campaign-kills faults lint docs site dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-small-digits
@@ -136,6 +136,11 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
+
+# The site, in build/site/: these documents, tutorials that run, the reference. The first time takes minutes.
+site: $(INSTALLED)
+	$(BIN)/python -c "import myst_nb, furo" 2>/dev/null || $(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
+	cd docs && OMP_NUM_THREADS=$(WORKERS) ../$(BIN)/python -m sphinx -W --keep-going -b html -d ../build/doctrees . ../build/site
 
 # The tested versions, the lowest ones, and the licenses: constraints*.txt and docs/dependencies.md.
 dependencies: engines
