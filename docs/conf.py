@@ -12,11 +12,11 @@ REPOSITORY = re.search(
 
 project = "torchcaps"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-root_doc = "site/index"
+root_doc = "landing/index"
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "torchcaps"
-html_static_path = ["site/_static"]
+html_static_path = ["landing/_static"]
 html_js_files = ["sort.js"]
 html_css_files = ["sort.css"]
 myst_enable_extensions = ["dollarmath", "amsmath"]
