@@ -137,10 +137,14 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
 
-# The site, in build/site/: these documents, tutorials that run, the reference. The first time takes minutes.
-site: $(INSTALLED)
+# The site, build/site/index.html: these documents, tutorials that run, the reference. The first time takes minutes.
+site: $(INSTALLED) build/site/index.html
 	$(BIN)/python -c "import myst_nb, furo" 2>/dev/null || $(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
-	cd docs && OMP_NUM_THREADS=$(WORKERS) ../$(BIN)/python -m sphinx -W --keep-going -b html -d ../build/doctrees . ../build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html -d build/doctrees docs build/site/docs
+
+# Its first page, which explains a network while you draw.
+build/site/index.html: tools/make_site.py $(wildcard src/torchcaps/explorer/static/* src/torchcaps/exporting/*.py) | $(INSTALLED)
+	$(BIN)/python tools/make_site.py $@
 
 # The tested versions, the lowest ones, and the licenses: constraints*.txt and docs/dependencies.md.
 dependencies: engines

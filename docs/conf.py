@@ -1,25 +1,37 @@
-"""The site, which `make site` builds: these documents, pages of systems, tutorials, reference."""
+"""The site, which `make site` builds: these documents, tutorials that run, the reference."""
 
 import re
+import sys
 from pathlib import Path
 
-import torchcaps as tc
+DOCUMENTS = Path(__file__).resolve().parent
+ROOT = DOCUMENTS.parent
+sys.path.insert(0, str(ROOT / "tools"))
 
-ROOT = Path(__file__).resolve().parents[1]
-REPOSITORY = re.search(
-    r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
-)
+import make_site  # noqa: E402
 
 project = "torchcaps"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-root_doc = "landing/index"
-exclude_patterns = ["_build"]
-html_theme = "furo"
 html_title = "torchcaps"
-html_static_path = ["landing/_static"]
-html_js_files = ["sort.js"]
-html_css_files = ["sort.css"]
-myst_enable_extensions = ["dollarmath", "amsmath"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_templates"]
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# In each page: nothing is loaded for it.
+html_js_files = [(None, {"body": (DOCUMENTS / "sort.js").read_text(encoding="utf-8")})]
+html_copy_source = False
+html_show_sphinx = False
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "landing.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 myst_heading_anchors = 4
 # Tutorials run when the site is built, and again only when they have changed.
 nb_execution_mode = "cache"
@@ -27,96 +39,73 @@ nb_execution_cache_path = str(ROOT / "build" / "tutorials")
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 autodoc_member_order = "groupwise"
+autodoc_typehints_format = "short"
 napoleon_use_ivar = True
-# Files of the repository, and blocks of code that are no complete program.
-suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure", "toc.not_included"]
+# An attribute's text has its shape: annotations of jaxtyping are no markup.
+napoleon_attr_annotations = False
 
-# Pages of systems, and the models whose facts stand at their heads.
-SYSTEMS = {
-    "affcaps": ["affcaps"],
-    "canonical-capsules": ["canonical_capsules", "canonical_capsules_small"],
-    "capsnet": ["capsnet", "capsnet_small"],
-    "deepcaps": ["deepcaps", "deepcaps_small"],
-    "efficient-capsnet": [
-        "efficient_capsnet",
-        "efficient_capsnet_smallnorb",
-        "efficient_capsnet_multimnist",
-    ],
-    "em-routing": ["matrix_caps", "matrix_caps_small"],
-    "heinsen-routing": ["heinsen", "heinsen_2019"],
-    "hvc": ["hvc"],
-    "inverted-attention": ["inverted_attention", "inverted_attention_small"],
-    "label-trees": ["tree_capsnet"],
-    "scae": ["scae"],
-    "segcaps": ["segcaps", "segcaps_r1", "segcaps_small"],
-    "self-routing": ["sr_capsnet"],
-    "transforming-autoencoder": ["transforming_autoencoder"],
-    "vb-routing": ["vb_caps", "vb_caps_small"],
-}
-
-
-def recipes_of(model):
-    """Names of the recipes that train a model."""
-    loaded = map(tc.training.load_recipe, tc.training.list_recipes())
-    return [recipe.name for recipe in loaded if recipe.config.model.name == model]
-
-
-def head_of(page):
-    """The table at the head of a system's page, from the registry."""
-    lines = [
-        "| model | paper | images | parameters | published | recipes |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in SYSTEMS[page]:
-        info = tc.models.model_info(name)
-        paper = f"{info.title} ({info.year})"
-        if info.arxiv:
-            paper = f"[{paper}](https://arxiv.org/abs/{info.arxiv})"
-        height, width = info.img_size
-        recipes = ", ".join(f"`{recipe}`" for recipe in recipes_of(name)) or "-"
-        cells = (f"`{name}`", paper, f"{info.in_chans}×{height}×{width}", f"{info.parameters:,}")
-        lines.append(f"| {' | '.join((*cells, info.published, recipes))} |")
-    purpose = tc.models.model_info(SYSTEMS[page][0]).purpose
-    return f"*{purpose[0].upper()}{purpose[1:]}.*\n\n" + "\n".join(lines) + "\n"
+ADDRESS = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+OUTSIDE = re.compile(
+    r"\]\(((?:\.\./)+)((?:src|examples|benchmarks|claims|tests|tools|recipes)/[^)]*|[A-Z]+\.md[^)]*)\)"
+)
+SECTIONS = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example|Shape)s?:$")
+SPAN = re.compile(r"(``[^`]+``)|`([^`]+)`|([|*]|_(?!\w))")
 
 
 def complete_page(app, page, source):
-    """Put the head below a system's title; point links out of the documents at the repository."""
-    if page in SYSTEMS:
-        title, _, body = source[0].partition("\n")
-        source[0] = f"{title}\n\n{head_of(page)}\n{body}"
-    outside = r"\]\(((?:\.\./)+)((?:src|examples|benchmarks|claims|tests|tools|recipes)/[^)]*|[A-Z]+\.md)\)"
-    address = REPOSITORY.group(1) if REPOSITORY else ""
-    if address:
-        source[0] = re.sub(outside, rf"]({address}/blob/main/\2)", source[0])
-
-
-SECTIONS = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Example)s?:$")
+    """Add heads of systems and contents; lead links out of the documents to the repository."""
+    text = OUTSIDE.sub(rf"]({ADDRESS[1]}/blob/main/\2)", source[0])
+    if page in make_site.SYSTEMS:
+        title, _, body = text.partition("\n")
+        text = f"{title}\n\n{make_site.head_of(page)}\n{body}"
+    if page == "index":
+        for heading, titles in make_site.contents(text).items():
+            entries = "\n".join(f"{title} <{name}>" for name, title in titles.items())
+            text += f"\n```{{toctree}}\n:caption: {heading}\n:hidden:\n\n{entries}\n```\n"
+    source[0] = text
 
 
 def quote_docstring(app, what, name, obj, options, lines):
-    """Docstrings are plain text: bars and stars stay, and indented equations are set as written."""
+    """Docstrings are plain text: names in one backtick are code, stars and bars stay."""
     if name.endswith(".forward") and lines and lines[0].startswith("Define the computation"):
         lines.clear()  # torch's own
     quoted = []
+    paragraph = []
     in_text = True
     in_block = False
-    for line in lines:
+    for line in [*lines, ""]:
         if SECTIONS.match(line):
             in_text = in_block = False
-        if in_text and line.startswith("    "):
-            if not in_block:
-                quoted += ["", "::", ""]
-            in_block = True
-        elif in_block and line.strip():
-            quoted.append("")
+        begins_block = in_text and line.startswith("    ") and not in_block
+        if in_block and line.strip() and not line.startswith("    "):
             in_block = False
-        is_code = in_block or ">>>" in line
-        quoted.append(line if is_code else re.sub(r"(?<!`)([|*])(?!`)", r"\\\1", line))
-    lines[:] = quoted
+            quoted.append("")
+        is_code = begins_block or in_block or ">>>" in line
+        if is_code:
+            quoted += quote(paragraph)
+            paragraph = []
+            if begins_block:
+                quoted += ["", "::", ""]
+                in_block = True
+            quoted.append(line)
+        else:
+            paragraph.append(line)
+    lines[:] = quoted + quote(paragraph)
+
+
+def quote(paragraph):
+    """Lines of text with their marks quoted; a span of code may go over two lines."""
+    return SPAN.sub(quote_span, "\n".join(paragraph)).split("\n") if paragraph else []
+
+
+def quote_span(match):
+    """One span of code, or one mark."""
+    literal, code, mark = match.groups()
+    return literal or (f"``{code}``" if code else f"\\{mark}")
 
 
 def setup(app):
-    """Connect both."""
+    """Connect both, and write the reference."""
+    make_site.write_reference(DOCUMENTS / "reference")
     app.connect("source-read", complete_page)
     app.connect("autodoc-process-docstring", quote_docstring, priority=400)

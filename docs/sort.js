@@ -1,0 +1,36 @@
+// A button in each heading sorts its table: by the first number of a cell, else by its text.
+document.addEventListener("DOMContentLoaded", () => {
+  const numberOf = (text) => {
+    const match = text.replaceAll(",", "").replace("−", "-").match(/^[^\w-]*(-?\d+(?:\.\d+)?)/);
+    return match ? Number(match[1]) : null;
+  };
+  const textOf = (row, column) => row.cells[column]?.textContent.trim() ?? "";
+  const compare = (first, second) => {
+    const [one, other] = [numberOf(first), numberOf(second)];
+    if (one !== null && other !== null) return one - other;
+    if (one !== null || other !== null) return one === null ? 1 : -1;
+    return first.localeCompare(second);
+  };
+  for (const table of document.querySelectorAll("article table")) {
+    const headings = [...(table.tHead?.rows[0].cells ?? [])];
+    const body = table.tBodies[0];
+    // A table without a first heading has its headings on the left.
+    if (!headings[0]?.textContent.trim() || !body || body.rows.length < 3) continue;
+    headings.forEach((heading, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.title = "Sort";
+      button.append(...heading.childNodes);
+      heading.append(button);
+      button.addEventListener("click", () => {
+        const sign = heading.ariaSort === "ascending" ? -1 : 1;
+        for (const other of headings) other.ariaSort = null;
+        heading.ariaSort = sign > 0 ? "ascending" : "descending";
+        const rows = [...body.rows];
+        rows.sort((row, next) => sign * compare(textOf(row, column), textOf(next, column)));
+        body.append(...rows);
+      });
+    });
+  }
+});
