@@ -70,7 +70,7 @@ test-engines: engines
 engines:
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -c "import torch" 2>/dev/null || $(ENGINES)/bin/python -m pip install "$(TORCH)"
-	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray,log]" "pyspark>=4.3"
+	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray,log,docs]" "pyspark>=4.3"
 
 # What `python -m benchmarks.gpu --output DIR` needs on a machine without network, beside torch: 62 MB.
 gpu-bundle: $(INSTALLED)

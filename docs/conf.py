@@ -19,6 +19,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 # In each page: nothing is loaded for it.
 html_js_files = [(None, {"body": (DOCUMENTS / "sort.js").read_text(encoding="utf-8")})]
+pygments_dark_style = "github-dark"
 html_copy_source = False
 html_show_sphinx = False
 templates_path = ["_templates"]

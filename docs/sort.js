@@ -5,11 +5,11 @@ document.addEventListener("DOMContentLoaded", () => {
     return match ? Number(match[1]) : null;
   };
   const textOf = (row, column) => row.cells[column]?.textContent.trim() ?? "";
-  const compare = (first, second) => {
+  const compare = (first, second, sign) => {
     const [one, other] = [numberOf(first), numberOf(second)];
-    if (one !== null && other !== null) return one - other;
-    if (one !== null || other !== null) return one === null ? 1 : -1;
-    return first.localeCompare(second);
+    if (one !== null && other !== null) return sign * (one - other);
+    if (one !== null || other !== null) return one === null ? 1 : -1; // "-" is last both ways
+    return sign * first.localeCompare(second);
   };
   for (const table of document.querySelectorAll("article table")) {
     const headings = [...(table.tHead?.rows[0].cells ?? [])];
@@ -28,7 +28,7 @@ document.addEventListener("DOMContentLoaded", () => {
         for (const other of headings) other.ariaSort = null;
         heading.ariaSort = sign > 0 ? "ascending" : "descending";
         const rows = [...body.rows];
-        rows.sort((row, next) => sign * compare(textOf(row, column), textOf(next, column)));
+        rows.sort((row, next) => compare(textOf(row, column), textOf(next, column), sign));
         body.append(...rows);
       });
     });

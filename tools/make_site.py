@@ -25,10 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LANDING_MODEL = "capsnet_small"
 LANDING_LINKS = {
     "docs/index.html": "Documentation",
-    "docs/guide.html": "Guide",
     "docs/tutorials/first-network.html": "A first network",
     "docs/results.html": "Results",
-    "docs/tutorial-mistakes.html": "What tutorials get wrong",
 }
 
 # Pages of systems, and the files of torchcaps.models that they are about.
@@ -113,7 +111,7 @@ def head_of(page: str) -> str:
         cells = (
             f"`{model}`",
             tc.models.default_task(model),
-            f"{info.in_chans} × {info.img_size[0]} × {info.img_size[1]}",
+            f"{info.in_chans}×{info.img_size[0]}×{info.img_size[1]}",
             str(info.num_classes or "-"),
             f"{info.parameters:,}",
             info.published,
@@ -128,7 +126,8 @@ def recipes_of(model: str) -> Iterator[str]:
     """Lines about what a model was and can be trained with."""
     if model in tc.list_models(pretrained=True):
         weights = tc.models.weights_info(model)
-        yield f"\nThe weights of `{model}` in the package: {weights['accuracy']:.2%} on {weights['data']}."
+        accuracy = f"{100 * weights['accuracy']:.2f} % of {weights['data']}"
+        yield f"\nThe weights of `{model}` in the package classify {accuracy} correctly."
     names = ", ".join(f"`{recipe}`" for recipe in recipes().get(model, ()))
     if names:
         yield f"\nRecipes of `{model}` (`torchcaps train RECIPE`): {names}."
