@@ -94,9 +94,12 @@ def test_the_settings_load_and_quote_docstrings():
         assert not re.search(r"https?:|url\(|@import|fetch\(", text), path
 
 
-def test_sphinx_takes_the_settings():
-    config = pytest.importorskip("sphinx.config", reason="comes with the extra docs")
-    tags = import_module("sphinx.util.tags").Tags()
-    settings = config.Config.read(DOCUMENTS, overrides={}, tags=tags)
-    assert settings.html_theme == "furo"
-    assert settings.root_doc == "index"
+def test_sphinx_takes_the_settings(monkeypatch, tmp_path):
+    application = pytest.importorskip("sphinx.application", reason="comes with the extra docs")
+    folders = []
+    monkeypatch.setattr(site, "write_reference", folders.append)
+    places = (DOCUMENTS, DOCUMENTS, tmp_path / "site", tmp_path / "trees")
+    app = application.Sphinx(*places, "html", status=None, warningiserror=True)
+    assert app.builder.theme.name == app.config.html_theme == "furo"
+    assert "myst_nb" in app.extensions
+    assert folders == [DOCUMENTS / "reference"]
