@@ -18,7 +18,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 # In each page: nothing is loaded for it.
-html_js_files = [(None, {"body": (DOCUMENTS / "sort.js").read_text(encoding="utf-8")})]
+html_js_files = [(None, {"body": (DOCUMENTS / "site.js").read_text(encoding="utf-8")})]
 pygments_dark_style = "github-dark"
 html_copy_source = False
 html_show_sphinx = False
@@ -57,6 +57,8 @@ def complete_page(app, page, source):
     """Add heads of systems and contents; lead links out of the documents to the repository."""
     text = OUTSIDE.sub(rf"]({ADDRESS[1]}/blob/main/\2)", source[0])
     if page in make_site.SYSTEMS:
+        for path in make_site.sources_of(page):
+            app.env.note_dependency(path)
         title, _, body = text.partition("\n")
         text = f"{title}\n\n{make_site.head_of(page)}\n{body}"
     if page == "index":
@@ -86,7 +88,7 @@ def quote_docstring(app, what, name, obj, options, lines):
             quoted += quote(paragraph)
             paragraph = []
             if begins_block:
-                quoted += ["", "::", ""]
+                quoted += ["", ".. code-block:: text", ""]
                 in_block = True
             quoted.append(line)
         else:

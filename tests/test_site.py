@@ -9,6 +9,7 @@ import runpy
 import sys
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,16 +81,19 @@ def test_the_settings_load_and_quote_docstrings():
     settings["quote_docstring"](None, "function", "f", None, None, lines)
     text = "\n".join(lines)
     assert "``[batch, *space]``" in text
-    assert "::\n\n    v = |s|" in text
+    assert ".. code-block:: text\n\n    v = |s|" in text
     assert "``model_``, model\\_." in text
 
     source = ["# CapsNet\n\n[rules](../CONTRIBUTING.md#a-router), [code](../src/a.py)\n"]
-    settings["complete_page"](None, "capsnet", source)
+    app = Mock()
+    settings["complete_page"](app, "capsnet", source)
+    for path in app.env.note_dependency.call_args_list:
+        assert path.args[0].is_file()
     assert source[0].startswith("# CapsNet\n\nPaper: *Dynamic Routing Between Capsules*, 2017")
     assert "/torchcaps/blob/main/CONTRIBUTING.md#a-router)" in source[0]
     assert "/torchcaps/blob/main/src/a.py)" in source[0]
 
-    for path in (DOCUMENTS / "sort.js", *DOCUMENTS.glob("_*/*")):
+    for path in (DOCUMENTS / "site.js", *DOCUMENTS.glob("_*/*")):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"https?:|url\(|@import|fetch\(", text), path
 

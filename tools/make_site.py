@@ -86,6 +86,12 @@ def models_of(page: str) -> list[str]:
     return [model for file in SYSTEMS[page] for model in sorted(models) if file_of(model) == file]
 
 
+def sources_of(page: str) -> list[Path]:
+    """Files that the head of a system's page is made from."""
+    models = [ROOT / "src" / "torchcaps" / "models" / f"{name}.py" for name in SYSTEMS[page]]
+    return [Path(__file__), *models, *sorted((ROOT / "recipes").glob("*.toml"))]
+
+
 @cache
 def recipes() -> dict[str, list[str]]:
     """Names of recipes, by the model that they train."""

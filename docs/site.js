@@ -1,3 +1,13 @@
+// What the theme leaves unsaid for readers of screens.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const caption of document.querySelectorAll("p.caption[role=heading]")) caption.ariaLevel = 2;
+  document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
+  document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
+  for (const heading of document.querySelectorAll("article th")) {
+    if (!heading.textContent.trim()) heading.ariaLabel = "Name";
+  }
+});
+
 // A button in each heading sorts its table: by the first number of a cell, else by its text.
 document.addEventListener("DOMContentLoaded", () => {
   const numberOf = (text) => {
