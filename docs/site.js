@@ -4,7 +4,11 @@ document.addEventListener("DOMContentLoaded", () => {
   document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
   document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
   for (const heading of document.querySelectorAll("article th")) {
-    if (!heading.textContent.trim()) heading.ariaLabel = "Name";
+    if (heading.textContent.trim()) continue;
+    const name = document.createElement("span");
+    name.className = "visually-hidden";
+    name.textContent = "name";
+    heading.replaceChildren(name);
   }
 });
 
@@ -24,8 +28,12 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("article table")) {
     const headings = [...(table.tHead?.rows[0].cells ?? [])];
     const body = table.tBodies[0];
-    // A table without a first heading has its headings on the left.
-    if (!headings[0]?.textContent.trim() || !body || body.rows.length < 3) continue;
+    if (!body || body.rows.length < 3) continue;
+    // An empty first cell means the one above: such rows stay together.
+    if ([...body.rows].some((row) => !textOf(row, 0))) {
+      table.parentElement.tabIndex = 0; // nothing in it takes the focus, by which it is scrolled
+      continue;
+    }
     headings.forEach((heading, column) => {
       const button = document.createElement("button");
       button.type = "button";
