@@ -89,7 +89,7 @@ def test_the_settings_load_and_quote_docstrings():
     settings["complete_page"](app, "capsnet", source)
     for path in app.env.note_dependency.call_args_list:
         assert path.args[0].is_file()
-    assert source[0].startswith("# CapsNet\n\nPaper: *Dynamic Routing Between Capsules*, 2017")
+    assert source[0].startswith("# CapsNet\n\nSource: *Dynamic Routing Between Capsules*, 2017")
     assert "/torchcaps/blob/main/CONTRIBUTING.md#a-router)" in source[0]
     assert "/torchcaps/blob/main/src/a.py)" in source[0]
 

@@ -138,10 +138,10 @@ def recipes_of(model: str) -> Iterator[str]:
 
 
 def paper_of(model: str) -> str:
-    """Title and year of a model's paper, with its address where it has one."""
+    """Title and year of the paper that a model is from, with its address where it has one."""
     info = tc.models.model_info(model)
     address = f", [arXiv {info.arxiv}](https://arxiv.org/abs/{info.arxiv})" if info.arxiv else ""
-    return f"Paper: *{info.title}*, {info.year}{address}"
+    return f"Source: *{info.title}*, {info.year}{address}"
 
 
 def contents(index: str) -> dict[str, dict[str, str]]:
