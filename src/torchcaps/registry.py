@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torchcaps import plugins
-from torchcaps.errors import ArgumentError, UnknownNameError
+from torchcaps.errors import ArgumentError, UnknownNameError, check_known
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -30,6 +30,9 @@ class Registry(Mapping[str, T]):
         home: module that registers the library's entries when it is imported, or a package of such
             modules, named like their entries. It is imported when a name is first looked up or
             listed; "" where others import it.
+        facts: what `register` takes beside a name, with defaults, such as `reads`: names of the
+            settings that an entry reads, of those that only some entries of its kind read. A run
+            that gives another one of them is refused.
 
     Example:
         >>> schedules = Registry("schedule")
@@ -39,49 +42,48 @@ class Registry(Mapping[str, T]):
         1.0
     """
 
-    def __init__(self, kind: str, home: str = "") -> None:
+    def __init__(self, kind: str, home: str = "", **facts: Any) -> None:
         self.kind = kind
         self.home = home
+        self.facts = {"reads": ()} | facts
         self._entries: dict[str, T] = {}
-        self._reads: dict[str, frozenset[str]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
         plugins.SAVES.append(self._save)
 
-    def add(self, name: str, entry: T, *, reads: Iterable[str] = (), replace: bool = False) -> None:
+    def add(self, name: str, entry: T, *, replace: bool = False, **facts: Any) -> None:
         """Register an entry.
 
         Args:
             name: of the entry.
             entry: what is registered.
-            reads: names of the settings that this entry reads, of those that only some entries of
-                its kind read. A run that gives another one of them is refused.
             replace: allow a name that is taken.
+            facts: about the entry, by the names of the registry.
 
         Raises:
             ArgumentError: the name is taken, unless `replace`.
+            UnknownNameError: a fact that this kind of entry does not have.
         """
+        for fact in facts:
+            check_known(f"argument of a {self.kind}", fact, self.facts)
         if name in self._entries and not replace:
             taken = f"{name!r} is registered already"
             raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
         self._entries[name] = entry
-        self._reads[name] = frozenset(reads)
+        self._facts[name] = self.facts | facts
 
-    def register(
-        self, name: str | None = None, *, reads: Iterable[str] = (), replace: bool = False
-    ) -> Callable[[E], E]:
+    def register(self, name: str | None = None, **options: Any) -> Callable[[E], E]:
         """Decorator that registers a function or class, by default under its own name.
 
         Args:
             name: of the entry.
-            reads: see `add`.
-            replace: allow a name that is taken.
+            options: of `add`: `replace`, and facts about the entry.
 
         Raises:
             ArgumentError: the name is taken, unless `replace`.
         """
 
         def decorate(entry: E) -> E:
-            key = name or entry.__name__  # type: ignore[attr-defined]
-            self.add(key, entry, reads=reads, replace=replace)  # type: ignore[arg-type]
+            self.add(name or entry.__name__, entry, **options)  # type: ignore[attr-defined, arg-type]
             return entry
 
         return decorate
@@ -96,14 +98,18 @@ class Registry(Mapping[str, T]):
             raise self.unknown(name)
         return self._entries[name]
 
-    def reads(self, name: str) -> frozenset[str]:
-        """Names of the settings that an entry declares to read; see `add`.
+    def fact(self, name: str, fact: str = "reads") -> Any:
+        """What was said of an entry when it was registered.
+
+        Args:
+            name: of the entry.
+            fact: its name.
 
         Raises:
-            UnknownNameError: there is no such name.
+            UnknownNameError: there is no such entry.
         """
         self[name]  # raises the error for an unknown name
-        return self._reads[name]
+        return self._facts[name][fact]
 
     def unknown(self, name: str) -> UnknownNameError:
         """The error for a name that is not registered; its note is about plug-ins."""
@@ -141,11 +147,11 @@ class Registry(Mapping[str, T]):
         if self.home:
             import_submodules(self.home)
         entries = dict(self._entries)
-        reads = dict(self._reads)
+        facts = dict(self._facts)
 
         def restore() -> None:
             self._entries = entries
-            self._reads = reads
+            self._facts = facts
 
         return restore
 

@@ -22,7 +22,7 @@ from torchcaps.registry import Registry
 # Of settings that only some optimizers or schedules read, those that do (`setting(of=...)`).
 CHOICES: dict[str, Registry[Any]] = {
     "optimizer": Registry("optimizer"),
-    "schedule": Registry("schedule"),
+    "schedule": Registry("schedule", restarts=True),
 }
 OPEN = (None, "auto")  # a setting is open whose default is one of these, and that has it
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits

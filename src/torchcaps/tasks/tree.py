@@ -134,7 +134,7 @@ class Tree(Classify):
         settings = super().default_settings(model, spec, loss)
         if spec.task == cls.name:
             settings.pop("reconstruction", None)
-        if loss != DYNAMIC and "label_smoothing" in LOSSES.reads(loss):
+        if loss != DYNAMIC and "label_smoothing" in LOSSES.fact(loss):
             settings["label_smoothing"] = 0.0
         return settings
 
