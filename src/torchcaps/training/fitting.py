@@ -21,6 +21,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
 from torchcaps.training.callbacks import (
+    CALLBACKS,
     BestWeights,
     Callback,
     EarlyEnd,
@@ -149,11 +150,12 @@ def fit(
             sentences.append(weights.sentence)
         batches = DatasetBatches(images, task, config)
         if is_loader(data):
-            from torchcaps.training.loaders import LoaderBatches
-
-            batches = LoaderBatches(data, images, task, config)
-        bars = [ProgressBar()] if verbose else []
-        watchers = [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars]
+            batches = training.loaders.LoaderBatches(data, images, task, config)
+        if config.training.log:
+            from torchcaps.training import logs as logs  # registers them
+        late = [BestWeights(), EarlyEnd(), *([ProgressBar()] if verbose else [])]
+        late += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
+        watchers = [SecondStart(), *watchers, *late]
         trainer = Trainer(task, config, batches, val_images, watchers)
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
@@ -167,18 +169,19 @@ def fit(
 
 def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     """What a model was trained for, for `predict`, `evaluate` and `save`."""
-    from torchcaps.training.calibration import calibration_of, preprocessing
-
     task = trainer.task
+    calibration = training.calibration
     network = find_network(model)
     img_size = network.img_size if "size" in images.targets else images.img_size
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=replace(preprocessing(images, trainer.config.data.crop), img_size=img_size),
+        preprocess=replace(
+            calibration.preprocessing(images, trainer.config.data.crop), img_size=img_size
+        ),
         task=task.name,
         spec=task.spec,
-        calibration=trainer.calibration or calibration_of(task, trainer.val_images),
+        calibration=trainer.calibration or calibration.calibration_of(task, trainer.val_images),
     )
     set_model_metadata(model, metadata)
 
@@ -193,12 +196,12 @@ def _fit_data(
             raise ArgumentError(
                 "labels", f"expected none beside a {type(data).__name__}, which has its own"
             )
-        from torchcaps.training.loaders import loader_config, loader_data
-
-        config = loader_config(data, config)
+        config = training.loaders.loader_config(data, config)
         read = partial(_read_set, validation, None, model, config)
         read_validation = None if validation is None else read
-        images, val_images, notes = loader_data(data, read_validation, config, model)
+        images, val_images, notes = training.loaders.loader_data(
+            data, read_validation, config, model
+        )
         return config, images, cropped(val_images, config.data.crop), notes
     images = _read_set(data, labels, model, config, target)
     notes = list(images.notes)
