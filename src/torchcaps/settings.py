@@ -234,16 +234,6 @@ class ScheduleSettings(SettingsGroup):
     )
 
 
-def _default_augmentation() -> Any:
-    return groups()["augmentation"]()
-
-
-def __getattr__(name: str) -> Any:
-    if name == "AugmentationSettings":  # for pickle, which looks for the class of a value
-        return groups()["augmentation"]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 @dataclass(frozen=True)
 class TrainingSettings(SettingsGroup):
     """Length of the training, device, and what is stored."""
@@ -316,7 +306,7 @@ class TrainConfig:
     task: TaskSettings = field(default_factory=TaskSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    augmentation: Any = field(default_factory=_default_augmentation)
+    augmentation: Any = field(default_factory=lambda: groups()["augmentation"]())  # noqa: PLW0108
     training: TrainingSettings = field(default_factory=TrainingSettings)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -382,10 +372,7 @@ class TrainConfig:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        updates = flattened(changes)
-        for name in [*updates]:
-            if updates[name] is None:
-                del updates[name]
+        updates = {name: x for name, x in flattened(changes).items() if x is not None}
         choices = self.flat()
         resets = {}
         for name, known in known_settings().items():
@@ -481,6 +468,7 @@ def _tables(
         namespace={"__module__": __name__, "__doc__": "How training images are changed at random."},
         frozen=True,
     )
+    globals()["AugmentationSettings"] = augmentation_settings  # for pickle
     classes = {
         "model": ModelSettings,
         "data": DataSettings,
@@ -531,3 +519,6 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
             names = [*known, *groups()]
             raise UnknownNameError("setting", name, names, plugins.unknown_note(name, names))
     return settings
+
+
+known_settings()  # makes the settings of the augmentations of the package, which a pickle names

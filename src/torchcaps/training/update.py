@@ -29,18 +29,6 @@ from torchcaps.training.schedules import set_learning_rates
 from torchcaps.transfer import device_of, tape, widen
 
 
-class TrainingStep(nn.Module):
-    """A task's training step as the forward pass of a module, as data parallelism needs it."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.task = task
-
-    def forward(self, batch: Any, fraction_trained: float) -> dict[str, Tensor]:
-        """Losses of a batch by name; `fraction_trained` of all steps, in [0, 1], are done."""
-        return self.task.training_step(batch, fraction_trained)
-
-
 class WeightAverage:
     """Exponential moving average of the weights w_s after s updates, with the decay d.
 
@@ -146,9 +134,7 @@ class Updater:
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
         self.generator = torch.Generator()  # of random changes of images
-        self.training_step: Any = task.training_step
-        if ranks.world_size > 1:
-            self.training_step = data_parallel(TrainingStep(task), ranks)
+        self.training_step: Any = data_parallel(task, ranks)
         self.reset()
 
     def reset(self) -> None:
