@@ -35,7 +35,7 @@ from torchcaps.training import Run
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
-from torchcaps.training.sampling import cropped, inside_fold, outside_fold
+from torchcaps.training.sampling import cropped, select_fold
 from torchcaps.types import model_metadata, spec_of
 from torchcaps.words import UniqueNames
 
@@ -115,8 +115,7 @@ def open_task(
         target = expected_target(model, metadata.task)
         images = as_set(data, target=target, classes=metadata.classes)
     if has_fold:
-        select = inside_fold if split == "test" else outside_fold
-        images = select(images, config)
+        images = select_fold(images, config, is_tested=split == "test")
 
     if task_class(config.task.name, model, images).labeled and metadata.classes:
         images = match_classes(images, metadata.classes)

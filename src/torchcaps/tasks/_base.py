@@ -201,10 +201,6 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: Batch, fraction_trained: float) -> Outputs:
-        """The training step, as data parallelism calls it."""
-        return self.training_step(batch, fraction_trained)
-
     def eval_step(self, batch: Batch) -> Outputs:
         """Outputs of a batch that is not trained with, by name: `[batch, ...]`, for each image."""
         raise NotImplementedError

@@ -139,9 +139,8 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
-        facts = dict(task.target_facts)
-        if facts != model_metadata(network).targets:
-            set_model_metadata(network, replace(model_metadata(network), targets=facts))
+        metadata = replace(model_metadata(network), targets=dict(task.target_facts))
+        set_model_metadata(network, metadata)
         if transform is not None:
             _add_transform(task, transform)
         sentences = list(_model_notes(model, task, val_images, verbose))

@@ -5,7 +5,6 @@ They are written beside `metrics.jsonl`, by the first process, with the clients 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,19 +62,15 @@ class Log(Callback):
         if self.is_open:
             self.close()
 
-    @abstractmethod
     def open(self, trainer: Trainer) -> None:
         """Begin, or go on where a run is resumed."""
 
-    @abstractmethod
     def write(self, figures: dict[str, float], step: int) -> None:
         """Keep figures by name, of a step."""
 
-    @abstractmethod
     def draw(self, picture: Tensor, step: int) -> None:
         """Keep a picture `[channels, height, width]` in [0, 1], of a step."""
 
-    @abstractmethod
     def close(self) -> None:
         """Write what is left."""
 

@@ -134,7 +134,10 @@ class Updater:
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
         self.generator = torch.Generator()  # of random changes of images
-        self.training_step: Any = data_parallel(task, ranks)
+        self.training_step: Any = task.training_step
+        if ranks.world_size > 1:
+            vars(task)["forward"] = task.training_step  # which data parallelism calls
+            self.training_step = data_parallel(task, ranks)
         self.reset()
 
     def reset(self) -> None:
