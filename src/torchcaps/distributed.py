@@ -229,16 +229,12 @@ def hard_exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-def data_parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
+def data_parallel(task: nn.Module) -> nn.Module:
     """A module whose backward pass averages the gradients of all ranks.
-
-    For one rank it is the task itself.
 
     Where shards differ, multiply the mean loss of a rank by `world_size * rows of the rank / rows
     of all`: the gradients are then those of the mean over all rows.
     """
-    if ranks.world_size == 1:
-        return task
     devices = [torch.cuda.current_device()] if _on_gpu(task) else None
     wrapper = nn.parallel.DistributedDataParallel(
         task, device_ids=devices, find_unused_parameters=True

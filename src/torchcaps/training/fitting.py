@@ -149,7 +149,9 @@ def fit(
             sentences.append(weights.sentence)
         batches = DatasetBatches(images, task, config)
         if is_loader(data):
-            batches = training.loaders.LoaderBatches(data, images, task, config)
+            from torchcaps.training.loaders import LoaderBatches
+
+            batches = LoaderBatches(data, images, task, config)
         if config.training.log:
             from torchcaps.training import logs as logs  # registers them
         late = [BestWeights(), EarlyEnd(), *([ProgressBar()] if verbose else [])]
@@ -195,12 +197,12 @@ def _fit_data(
             raise ArgumentError(
                 "labels", f"expected none beside a {type(data).__name__}, which has its own"
             )
-        config = training.loaders.loader_config(data, config)
+        from torchcaps.training.loaders import loader_config, loader_data
+
+        config = loader_config(data, config)
         read = partial(_read_set, validation, None, model, config)
         read_validation = None if validation is None else read
-        images, val_images, notes = training.loaders.loader_data(
-            data, read_validation, config, model
-        )
+        images, val_images, notes = loader_data(data, read_validation, config, model)
         return config, images, cropped(val_images, config.data.crop), notes
     images = _read_set(data, labels, model, config, target)
     notes = list(images.notes)

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps import training
 from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
@@ -98,11 +97,9 @@ class Trainer:
         callbacks: what is told of the training.
 
     Attributes:
-        model: of the task.
-        updater: changes the weights.
+        model, updater: of the task, and what changes its weights.
         state: where the training stands; a callback may restore it in `on_start`.
-        losses: of this rank in the newest step, as `Task.training_step` returned them.
-        loss_names: names of those without axes.
+        losses, loss_names: of this rank in the newest step; names of those without axes.
         graph: takes steps of a GPU without the host, where it can.
         history, notes: rows of the epochs of this process, and of events such as a second start.
         messages: sentences for whoever watches.
@@ -152,9 +149,11 @@ class Trainer:
         self.is_stopped = False
         self.is_finished = False
         self.error: BaseException | None = None
-        self.graph = None
+        self.graph: Any = None
         if device.type == "cuda" or config.training.graph == "yes":
-            self.graph = training.graph.StepGraph(self)
+            from torchcaps.training.graph import StepGraph
+
+            self.graph = StepGraph(self)
 
     def run(self) -> None:
         """Train from the state that a callback restores, or the start, to the last step.

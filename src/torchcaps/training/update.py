@@ -137,7 +137,7 @@ class Updater:
         self.training_step: Any = task.training_step
         if ranks.world_size > 1:
             vars(task)["forward"] = task.training_step  # which data parallelism calls
-            self.training_step = data_parallel(task, ranks)
+            self.training_step = data_parallel(task)
         self.reset()
 
     def reset(self) -> None:
