@@ -4,8 +4,6 @@ One class stands under every registry. An entry is looked up after the package's
 installed plug-ins are imported. A name that is taken is refused unless `replace` is given.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re

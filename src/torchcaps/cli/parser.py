@@ -1,7 +1,5 @@
 """From the words of a command line to a call: flags of a command, its help, errors on one line."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

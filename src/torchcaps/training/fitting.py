@@ -1,7 +1,5 @@
 """Training a model in place on what the caller has."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

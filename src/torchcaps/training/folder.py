@@ -1,7 +1,5 @@
 """The folder of a run, held by the process that trains in it: made or resumed, and written to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress

@@ -1,7 +1,5 @@
 """Begin a training with the weights of another one: the setting `init`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -14,8 +14,6 @@ Every random choice of a step comes from (seed, step) or (seed, epoch) alone (`s
 checkpoint needs no state of random generators, and a run that was killed continues bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time
