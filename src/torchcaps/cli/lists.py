@@ -198,8 +198,8 @@ def check(
     if json:
         print_json(outcomes)
     else:
-        for about, problem in outcomes.items():
-            print_wrapped(f"FAILS  {about}: {problem}" if problem else f"holds  {about}")
+        for title, problem in outcomes.items():
+            print_wrapped(f"FAILS  {title}: {problem}" if problem else f"holds  {title}")
     return int(any(outcomes.values()))
 
 

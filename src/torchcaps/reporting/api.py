@@ -243,8 +243,8 @@ def diagnose(
         DataError: if the data cannot be read.
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device)
-    other = None if baseline is None else load_model(baseline, device)
-    return evaluation.diagnose(task.model, images, baseline=other, count=count, seed=seed)
+    rival = None if baseline is None else load_model(baseline, device)
+    return evaluation.diagnose(task.model, images, baseline=rival, count=count, seed=seed)
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
@@ -477,13 +477,12 @@ def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
         durations.append(HOLD if is_held else PASS)
     path = Path(path)
     make_folder(path.parent)
-    first, *others = frames
     with atomic(path) as partial:
-        first.save(
+        frames[0].save(
             partial,
             format="GIF",
             save_all=True,
-            append_images=others,
+            append_images=frames[1:],
             duration=durations,
             loop=0,
         )

@@ -107,8 +107,8 @@ def complete_config(
 def without_default_changes(config: TrainConfig) -> TrainConfig:
     """A copy without the augmentations that a model trained by its name has."""
     names = [name for name, origin in config.origins.items() if origin == "model"]
-    known = known_settings()
-    changes = {name: known[name].default for name in names if known[name].group == "augmentation"}
+    infos = known_settings()
+    changes = {name: infos[name].default for name in names if infos[name].group == "augmentation"}
     return config.replaced(changes, "default")
 
 

@@ -77,7 +77,7 @@ def check_any(target: Any, children: int = 6, dim: int = 8, **options: Any) -> d
     else:
         for rule in ROUTER_CHECKS:
             checks[_first_line(rule)] = partial(rule, target, **options)
-    return {about: _problem(check) for about, check in checks.items()}
+    return {title: _problem(check) for title, check in checks.items()}
 
 
 def _takes_capsules(layer: nn.Module, inputs: Capsules) -> bool:

@@ -64,8 +64,8 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
             parts.setdefault(entry.target, []).append(_rearrange(tensor, entry.turn, sizes))
         for target, members in parts.items():
             # Of several convolutions, each makes one dimension of every type's capsule.
-            several = len(members) > 1
-            state[target] = torch.stack(members, dim=1).flatten(0, 1) if several else members[0]
+            is_stacked = len(members) > 1
+            state[target] = torch.stack(members, dim=1).flatten(0, 1) if is_stacked else members[0]
         check_fit(state, model)
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:

@@ -149,8 +149,8 @@ def drawings(trainer: Trainer) -> Tensor | None:
     count = min(NUM_DRAWINGS, len(trainer.val_images))
     images = trainer.val_images.float_images(range(count)).to(device_of(model))
     with evaluating(model):
-        drawn: Tensor = network.reconstruct(network.capsules(images))
-    if drawn.shape != images.shape:
+        drawings: Tensor = network.reconstruct(network.capsules(images))
+    if drawings.shape != images.shape:
         return None
-    rows = torch.stack([images, drawn.clamp(0, 1)])  # [2, n, channels, height, width]
+    rows = torch.stack([images, drawings.clamp(0, 1)])  # [2, n, channels, height, width]
     return rows.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2).float().cpu()

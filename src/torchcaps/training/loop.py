@@ -132,8 +132,8 @@ class Trainer:
         self.updater = Updater(task, config, self.ranks)
         device = self.updater.device
         # A number that the host reads makes it wait for a GPU.
-        prompt = [each for each in callbacks if not each.is_late]
-        has_prompt = any(type(each).on_step is not Callback.on_step for each in prompt)
+        prompt = [callback for callback in callbacks if not callback.is_late]
+        has_prompt = any(type(watcher).on_step is not Callback.on_step for watcher in prompt)
         self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or has_prompt
         self._queue = LossQueue()
         self.state = TrainingState()
