@@ -342,7 +342,10 @@ def save_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> None:
     """
     updater = trainer.updater
     check_finite(trainer.model, run.checkpoint_path)
-    tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
+    weights = trainer.model.state_dict()
+    if updater.average is not None and updater.average.trained:  # the model has the averaged ones
+        weights = updater.average.trained
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
     if updater.average is not None:
         tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
     for index, entries in updater.optimizer.state_dict()["state"].items():

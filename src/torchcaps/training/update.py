@@ -174,10 +174,6 @@ class Updater:
         """A context in which the model has the averaged weights, where there is an average."""
         return self.average.applied() if self.average else nullcontext()
 
-    def trained_state(self) -> Mapping[str, Tensor]:
-        """The state of the model without the average, also within `averaged`."""
-        return (self.average and self.average.trained) or self.task.model.state_dict()
-
     def compute_gradients(
         self, batch: Batch, fraction_trained: float | Tensor
     ) -> dict[str, Tensor]:
