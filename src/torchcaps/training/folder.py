@@ -18,8 +18,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback
 from torchcaps.training.checkpoint import describe
-from torchcaps.training.device import check_threads
-from torchcaps.training.environment import environment
+from torchcaps.training.device import check_threads, environment
 from torchcaps.training.files import (
     CALIBRATION_FILE,
     FORMAT,
