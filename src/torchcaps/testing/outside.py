@@ -9,26 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.nn.routers import Router
-from torchcaps.testing.modules import (
-    check_module_copies,
-    check_module_gradients,
-    check_module_parameters,
-    check_module_precision,
-    check_module_rows,
-    check_module_zeros,
-)
+from torchcaps.testing.modules import MODULE_CHECKS
 from torchcaps.testing.properties import ROUTER_CHECKS
 from torchcaps.testing.random import random_capsules
 from torchcaps.types import Capsules
-
-MODULE_CHECKS = (
-    check_module_rows,
-    check_module_copies,
-    check_module_zeros,
-    check_module_precision,
-    check_module_parameters,
-    check_module_gradients,
-)
 
 
 class _Layer(nn.Module):
