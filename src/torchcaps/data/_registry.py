@@ -80,21 +80,19 @@ def _published() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
+def set_facts(name: str) -> dict[str, Any]:
+    """The facts about a set in `sets/published.toml`, as fields of `DatasetInfo`."""
+    facts: dict[str, Any] = {"name": name}
+    for key, fact in _published()[name].items():
+        if isinstance(fact, dict):
+            fact = {file: digest or None for file, digest in fact.items()}
+        facts[key] = tuple(fact) if isinstance(fact, list) else fact
+    return facts
+
+
 def published_set(name: str, **fields: Any) -> DatasetInfo:
-    """The facts about a set in `sets/published.toml`.
-
-    Args:
-        name: of the set.
-        fields: of `DatasetInfo`, which the table has not.
-
-    Returns:
-        All that is known about it.
-    """
-    facts = _published()[name]
-    digests = {file: digest or None for file, digest in facts["sha256"].items()}
-    shape = tuple(facts["image_shape"])
-    lists = {"classes": tuple(facts["classes"]), "image_shape": shape, "sha256": digests}
-    return DatasetInfo(**facts | fields | lists, name=name)
+    """All that is known about a set: its facts, and the fields that no table can hold."""
+    return DatasetInfo(**set_facts(name) | fields)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_derived
+from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.masks import masked_set
 from torchcaps.data.pixels import fit_images, to_float
@@ -287,23 +287,7 @@ def _make_masked(source: Dataset, split: str) -> Dataset:
     return replace(masked, groups=pairs.groups)
 
 
-for _base, _title in (
-    (MNIST, "MultiMNIST, made from MNIST"),
-    (DIGITS, "pairs of the package's digits"),
-    (FASHION, "pairs of Fashion-MNIST's articles"),
-):
-    _, _height, _width = _base.image_shape
-    _changes = {
-        "image_shape": (1, _height + 2 * SHIFT, _width + 2 * SHIFT),
-        "train": _base.train * PER_IMAGE["train"],
-        "test": _base.test * PER_IMAGE["test"],
-    }
-    _name = f"multi-{_base.name}"
-    register_derived(_base, _make, name=_name, title=_title, **_changes)
-    if _base is not FASHION:
-        _changes |= {
-            "name": f"{_name}-masks",
-            "title": f"{_title}, with masks",
-            "classes": ("background", *_base.classes),
-        }
-        register_derived(_base, _make_masked, **_changes)
+for _base in (MNIST, DIGITS, FASHION):
+    register_derived(_base, _make, **set_facts(f"multi-{_base.name}"))
+for _base in (MNIST, DIGITS):
+    register_derived(_base, _make_masked, **set_facts(f"multi-{_base.name}-masks"))

@@ -7,7 +7,6 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_derived
+from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.augment.spatial import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.pixels import random_offsets, to_float, windows_at
@@ -24,7 +23,6 @@ from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 
 CHUNK = 512  # images warped at a time
-SIDE = 40
 COPIES = 4  # of each test digit in the named sets
 ROUNDS = 100  # of drawing again what did not fit
 # What is drawn for a transformed copy, and its range where it is the same for all.
@@ -244,25 +242,16 @@ def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
 
 
-def _transform_test(source: Dataset, split: str) -> Dataset:
+def _make_placed(source: Dataset, split: str) -> Dataset:
+    """Placed digits, both to train and to test on."""
+    return placed(source, seed=int(split == "test"))
+
+
+def _make_affine(source: Dataset, split: str) -> Dataset:
     """Placed digits to train on, transformed ones to test on."""
-    return affine_copies(source, COPIES, SIDE, seed=1) if split == "test" else placed(source, SIDE)
+    return affine_copies(source, COPIES, seed=1) if split == "test" else placed(source)
 
 
-for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
-    _changes: dict[str, Any] = {
-        "name": f"placed-{_base.name}",
-        "image_shape": (1, SIDE, SIDE),
-        "title": f"{_digits} at random places of 40 × 40",
-    }
-    register_derived(
-        _base,
-        lambda source, split: placed(source, SIDE, seed=int(split == "test")),
-        **_changes,
-    )
-    _changes |= {
-        "name": f"affine-{_base.name}",
-        "test": _base.test * COPIES,
-        "title": f"trained on placed {_digits}, tested by affNIST's recipe",
-    }
-    register_derived(_base, _transform_test, **_changes)
+for _base in (MNIST, DIGITS):
+    register_derived(_base, _make_placed, **set_facts(f"placed-{_base.name}"))
+    register_derived(_base, _make_affine, **set_facts(f"affine-{_base.name}"))

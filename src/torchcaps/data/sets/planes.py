@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
+from torchcaps.data._registry import ReadRequest, published_set, register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.points import point_set, standardized_points
 from torchcaps.errors import check_range
 
 Random = np.random.RandomState
-COUNTS = {"train": 512, "test": 64}
 POINTS = 256
 
 
@@ -96,18 +95,7 @@ def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
     return np.stack([edge - chord_share * chord, side * surface.span * span_share], axis=1)
 
 
-INFO = DatasetInfo(
-    name="planes",
-    title="synthetic planes as sets of 256 points",
-    classes=("plane",),
-    image_shape=(2, POINTS, 1),
-    train=COUNTS["train"],
-    test=COUNTS["test"],
-    license="Apache-2.0, made by this package",
-    source="torchcaps.data.make_planes",
-    sha256={Path(__file__).name: None},  # its only file is this one
-    embedded=Path(__file__).parent,
-)
+INFO = published_set("planes", embedded=Path(__file__).parent)  # its only file is this one
 
 
 @register_dataset(INFO)
@@ -115,4 +103,4 @@ def _read(folder: Path, request: ReadRequest) -> Dataset | None:
     """Make the planes of a split; no other folder than this package's own has them."""
     if folder != INFO.embedded:
         return None
-    return make_planes(COUNTS[request.split], seed=int(request.split == "test"))
+    return make_planes(getattr(INFO, request.split), seed=int(request.split == "test"))

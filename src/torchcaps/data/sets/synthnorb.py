@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.data._registry import FetchProgress
+from torchcaps.data._registry import FetchProgress, set_facts
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.sets.smallnorb import (
     FACTORS,
@@ -104,40 +104,20 @@ def render_synthnorb(
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
 
 
-def register_rendered(
-    name: str, render: Callable[..., Dataset], size: int, count: int, title: str, source: str
-) -> None:
+def register_rendered(name: str, render: Callable[..., Dataset]) -> None:
     """Register a rendered set that is kept in smallNORB's files, and its novel-viewpoint sets.
 
     Args:
         name: of the set.
         render: `render(split, progress=progress)` gives a split.
-        size: of a side of its images.
-        count: of the images of a split.
-        title: one line for lists.
-        source: name of `render`.
     """
-    stems = {split: f"{name}-rendered-{split}ing" for split in SPLIT}
 
     def write(folder: Path, progress: FetchProgress | None) -> None:
-        for split, stem in stems.items():
-            write_matrices(render(split, progress=progress), folder / stem)
+        for split in SPLIT:
+            images = render(split, progress=progress)
+            write_matrices(images, folder / f"{name}-rendered-{split}ing")
 
-    register_norb(
-        replace(
-            SMALLNORB,
-            name=name,
-            title=title,
-            image_shape=(1, size, size),
-            train=count,
-            test=count,
-            license="Apache-2.0, rendered by this package",
-            source=source,
-            # Rounding differs between processors, so that no digest holds everywhere.
-            sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in stems.values() for kind in KINDS),
-            sources=(Rendering(write),),
-        )
-    )
+    register_norb(replace(SMALLNORB, **set_facts(name), sources=(Rendering(write),)))
 
 
 def write_matrices(images: Dataset, stem: Path) -> None:
@@ -160,11 +140,4 @@ def write_matrices(images: Dataset, stem: Path) -> None:
             os.replace(part, path)
 
 
-register_rendered(
-    "synthnorb",
-    render_synthnorb,
-    48,
-    24_300,
-    "rendered toys, a stand-in for smallNORB",
-    "torchcaps.data.render_synthnorb",
-)
+register_rendered("synthnorb", render_synthnorb)

@@ -18,7 +18,6 @@ JITTER = 0.35
 ELEVATIONS = (1, 4, 7)  # 35°, 50°, 65°
 LIGHTINGS = (0, 3)
 SIDE = 40
-NUM_IMAGES = 5 * 5 * NUM_PROPORTIONS * len(ELEVATIONS) * 18 * len(LIGHTINGS)  # of a split
 
 
 def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
@@ -53,11 +52,4 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
     return concatenate(parts)
 
 
-register_rendered(
-    "synthtoys",
-    render_synthtoys,
-    SIDE,
-    NUM_IMAGES,
-    "a hundred rendered toys to test with, for novel viewpoints",
-    "torchcaps.data.sets.synthtoys.render_synthtoys",
-)
+register_rendered("synthtoys", render_synthtoys)
