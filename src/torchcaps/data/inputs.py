@@ -76,7 +76,9 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
             elif path.exists():
                 inputs = iter([Input(text, text)])
             elif glob.has_magic(text):
-                inputs = _matches(text, preprocess)
+                matches = sorted(glob.iglob(text, recursive=True), key=natural_key)
+                files = (match for match in matches if not os.path.isdir(match))
+                inputs = (Input(file, file) for file in files if preprocess.is_input(file))
             else:
                 raise DataError(f"{text}: no such file or folder")
             first = next(inputs, None)
@@ -114,10 +116,3 @@ def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
         name = PurePosixPath(*member.parts)
         if member.file and name.suffix and preprocess.is_input(name.name):
             yield Input(f"{path}:{name}", member.file.read())
-
-
-def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:
-    """The files that a pattern stands for."""
-    for match in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
-        if not os.path.isdir(match) and preprocess.is_input(match):
-            yield Input(match, match)

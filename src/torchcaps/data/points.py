@@ -1,6 +1,6 @@
 """Sets of points, read from `.npz`, as images one pixel wide: channels are coordinates, rows points."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +47,9 @@ class PointPreprocess(Preprocess, kind="points"):
         if (num_points, in_chans or dim) != (points, dim):
             raise DataError(
                 f"{source}: expected {num_points} points in {in_chans or dim} dimensions, "
-                f"got {cls.size_in_words(inputs.shape)}; sets of points are not resized"
+                f"got {points:,} points in {dim} dimensions each; sets of points are not resized"
             )
         return inputs
-
-    @classmethod
-    def size_in_words(cls, shape: Sequence[int]) -> str:
-        return f"{shape[2]:,} points in {shape[1]} dimensions each"
 
     def is_input(self, path: str) -> bool:
         return Path(path).suffix.lower() == ".npz"
@@ -154,11 +150,9 @@ def select_points(
     Raises:
         DataError: text or NaN for a number, or one point.
     """
-    name = f"points_{request.split}"
-    if name in arrays:
-        return point_set(standardized_points(str(path), arrays[name]), path.stem)
-    if "points" not in arrays:
+    is_split = f"points_{request.split}" in arrays
+    name = f"points_{request.split}" if is_split else "points"
+    if name not in arrays:
         return None
-    points = standardized_points(str(path), arrays["points"])
-    labels = torch.zeros(len(points), dtype=torch.int64)
-    return point_set(points[in_split(str(path), labels, request)], path.stem)
+    sets = point_set(standardized_points(str(path), arrays[name]), path.stem)
+    return sets if is_split else sets.subset(in_split(str(path), sets.labels, request))

@@ -105,9 +105,6 @@ class Rendering(Source):
 
     make: Callable[[Path, FetchProgress | None], None]
 
-    def __str__(self) -> str:
-        return "rendering"
-
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         self.make(folder, progress)
 

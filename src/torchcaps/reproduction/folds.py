@@ -153,7 +153,10 @@ def cross_validate(
             documents.append(_measure(run, config.updated(fold=fold), callbacks))
         except Exception:
             if ranks.is_main and not is_run(folder / "fold-1"):
-                _discard(folder)
+                # What `_open` wrote is removed; other files stay, and the folder.
+                (folder / FOLDS_FILE).unlink(missing_ok=True)
+                with suppress(OSError):  # it holds something else
+                    folder.rmdir()
             raise
         runs.append(str(run.path))
     outcome = CrossValidation(
@@ -182,13 +185,6 @@ def _measure(
             run, root=config.data.root, device=config.training.device, output=run.path
         ).to_dict()
     return document
-
-
-def _discard(folder: Path) -> None:
-    """Remove what `_open` wrote, where no fold was begun; other files stay, and the folder."""
-    (folder / FOLDS_FILE).unlink(missing_ok=True)
-    with suppress(OSError):  # it holds something else
-        folder.rmdir()
 
 
 def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: bool) -> TrainConfig:

@@ -178,19 +178,9 @@ def robustness(run: EvaluatedRun) -> Figures:
     images = subset.float_images()
     labels = subset.labels
     attacked = (images[:NUM_ATTACKED], labels[:NUM_ATTACKED])
-    return {
-        **_affine(run.model, images, labels),
-        **_attacks(run.model, *attacked),
-        **_rejection(run, images),
-        "calibration_error": evaluate_task(run.task, subset).to_dict()["calibration_error"],
-        **_detection(run, *attacked),
-    }
-
-
-def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
-    """Accuracy on rotated (degrees), scaled (%), sheared (degrees) and shifted (pixels) images."""
+    # Rotations and shears in degrees, scales in percent, shifts in pixels.
     sweep = evaluation.affine_sweep(
-        model,
+        run.model,
         images,
         labels,
         rotation=(-60, -45, -30, -15, 15, 30, 45, 60),
@@ -199,7 +189,14 @@ def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
         shift=(2, 4),
     )
     accuracies = [share for curve in sweep.curves.values() for share in curve.accuracy]
-    return {"affine_accuracy": mean(accuracies), "affine": sweep.to_dict()}
+    return {
+        "affine_accuracy": mean(accuracies),
+        "affine": sweep.to_dict(),
+        **_attacks(run.model, *attacked),
+        **_rejection(run, images),
+        "calibration_error": evaluate_task(run.task, subset).to_dict()["calibration_error"],
+        **_detection(run, *attacked),
+    }
 
 
 def _attacks(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:

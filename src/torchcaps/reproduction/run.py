@@ -123,8 +123,32 @@ def measure_run(
     Raises:
         UnknownNameError: the recipe names a measure that is not registered.
     """
-    evaluated = _evaluate(run, config)
-    result = _result(recipe, row, budget, evaluated)
+    root = config.data.root
+    device = config.training.device
+    evaluation = evaluate(run, root=root, device=device, output=run.path)
+    task, images = open_task(run, root=root, device=device)
+    evaluated = EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
+    machine = run.environment
+    seed = run.config.training.seed
+    speeds = [epoch["images_per_second"] for epoch in run.epochs]
+    processor = machine.get("gpu") or machine.get("processor")
+    result = Result(
+        recipe=recipe.name,
+        row=row.name,
+        budget=budget,
+        seed=seed,
+        figures=evaluation.to_dict(),
+        shown=list(recipe.figures),
+        published=row.published,
+        parameters=parameter_count(evaluated.model),
+        epochs=len(speeds),
+        images_per_second=sum(speeds) / len(speeds) if speeds else None,
+        seconds=run.seconds or 0.0,
+        machine=f"{processor}, {machine.get('threads')} threads",
+        torch=str(machine.get("torch")),
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} "
+        f"--seeds {seed + 1}{plugins.flags()}",
+    )
     for name in recipe.measures:
         result.figures.update(MEASURES[name](evaluated))
     return result, evaluated
@@ -158,38 +182,3 @@ def _check_settings(run: Run, config: TrainConfig) -> None:
                 f"{run.path}: was started with {name} {saved[name]!r}, and the recipe has "
                 f"{choice!r} now; remove the folder, or give another output"
             )
-
-
-def _evaluate(run: Run, config: TrainConfig) -> EvaluatedRun:
-    """Evaluate a trained run into its folder."""
-    root = config.data.root
-    device = config.training.device
-    evaluation = evaluate(run, root=root, device=device, output=run.path)
-    task, images = open_task(run, root=root, device=device)
-    return EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
-
-
-def _result(recipe: Recipe, row: Row, budget: str, evaluated: EvaluatedRun) -> Result:
-    """The result of a run, with the figures of its evaluation alone."""
-    run = evaluated.run
-    machine = run.environment
-    seed = evaluated.config.training.seed
-    speeds = [epoch["images_per_second"] for epoch in evaluated.epochs]
-    processor = machine.get("gpu") or machine.get("processor")
-    return Result(
-        recipe=recipe.name,
-        row=row.name,
-        budget=budget,
-        seed=seed,
-        figures=evaluated.evaluation.to_dict(),
-        shown=list(recipe.figures),
-        published=row.published,
-        parameters=parameter_count(evaluated.model),
-        epochs=len(speeds),
-        images_per_second=sum(speeds) / len(speeds) if speeds else None,
-        seconds=run.seconds or 0.0,
-        machine=f"{processor}, {machine.get('threads')} threads",
-        torch=str(machine.get("torch")),
-        command=f"torchcaps reproduce {recipe.name} --budget {budget} "
-        f"--seeds {seed + 1}{plugins.flags()}",
-    )

@@ -14,6 +14,8 @@ except ImportError as error:
         "plots need matplotlib; install it with: pip install 'torchcaps[plots]'"
     ) from error
 
+Floats = NDArray[np.float64]
+
 # The palette of Okabe and Ito: its colors differ for readers with any common color blindness.
 BLUE = "#0072B2"
 SKY = "#56B4E9"
@@ -116,7 +118,7 @@ def plain(
     return axes
 
 
-def hues(count: int) -> NDArray[np.float64]:
+def hues(count: int) -> Floats:
     """Return bright colors around the color circle.
 
     Returns:

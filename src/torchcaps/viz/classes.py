@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import PowerNorm
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.viz.canvas import (
@@ -19,6 +19,7 @@ from torchcaps.viz.canvas import (
     TEXT,
     Axes,
     Figure,
+    Floats,
     new_figure,
     plain,
 )
@@ -101,8 +102,8 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
 
 def _write_counts(
     axes: Axes,
-    counts: NDArray[np.int64],
-    shares: NDArray[np.float64],
+    counts: np.ndarray,
+    shares: Floats,
     cell: float,
 ) -> None:
     """Write the counts that are not zero, if they can be read in cells of so many inches."""
@@ -230,7 +231,7 @@ def activation_bars(
 
 def _draw_bars(
     axes: Axes,
-    lengths: NDArray[np.float64],
+    lengths: Floats,
     labels: list[int],
     names: list[str],
 ) -> None:
@@ -280,33 +281,29 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
         title = f"{READINGS.get(name, name)}\ncalibration error {100 * table['error']:.2f} %"
         plain(upper, ylabel="accuracy").set_title(title, fontsize=TEXT)
         plain(lower, xlabel="confidence", ylabel="samples")
-        _draw_table(upper, lower, table)
+        edges = np.asarray(table["edges"])
+        confidence = np.array(table["confidence"], dtype=float)  # None becomes NaN
+        accuracy = np.array(table["accuracy"], dtype=float)
+        left_edges = edges[:-1]
+        widths = np.diff(edges)
+        filled = ~np.isnan(accuracy)
+        upper.bar(
+            left_edges[filled],
+            accuracy[filled],
+            widths[filled],
+            color=SKY,
+            label="accuracy",
+            **BAR_STYLE,
+        )
+        ends = [0, 1]
+        upper.plot(ends, ends, color="black", lw=0.8, ls="--", label="confidence = accuracy")
+        label = "accuracy at the mean confidence"
+        upper.plot(confidence, accuracy, color=RED, marker="o", ms=3.5, ls="", label=label)
+        upper.set(xlim=(0, 1), ylim=(0, 1.02))
+
+        lower.bar(left_edges, table["count"], widths, color=GRAY, **BAR_STYLE)
+        # From a full last bin to single samples: only a logarithmic axis shows both.
+        lower.set_yscale("symlog", linthresh=1)
+        lower.set_ylim(bottom=0)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), ncols=3, **BELOW)
     return figure
-
-
-def _draw_table(upper: Axes, lower: Axes, table: Mapping[str, Any]) -> None:
-    edges = np.asarray(table["edges"])
-    confidence = np.array(table["confidence"], dtype=float)  # None becomes NaN
-    accuracy = np.array(table["accuracy"], dtype=float)
-    left_edges = edges[:-1]
-    widths = np.diff(edges)
-    filled = ~np.isnan(accuracy)
-    upper.bar(
-        left_edges[filled],
-        accuracy[filled],
-        widths[filled],
-        color=SKY,
-        label="accuracy",
-        **BAR_STYLE,
-    )
-    diagonal = [0, 1]
-    upper.plot(diagonal, diagonal, color="black", lw=0.8, ls="--", label="confidence = accuracy")
-    label = "accuracy at the mean confidence"
-    upper.plot(confidence, accuracy, color=RED, marker="o", ms=3.5, ls="", label=label)
-    upper.set(xlim=(0, 1), ylim=(0, 1.02))
-
-    lower.bar(left_edges, table["count"], widths, color=GRAY, **BAR_STYLE)
-    # From a full last bin to single samples: only a logarithmic axis shows both.
-    lower.set_yscale("symlog", linthresh=1)
-    lower.set_ylim(bottom=0)

@@ -9,6 +9,8 @@ from torchcaps.errors import check_range, check_shape
 from torchcaps.viz.canvas import SMALL, TEXT, Figure, new_figure
 from torchcaps.viz.names import short
 
+Pixels = NDArray[np.uint8]
+
 MAX_IMAGES = 1024  # of one argument
 
 # The largest grid, in inches.
@@ -19,8 +21,8 @@ MAX_GRID_WIDTH = 14.0
 def pictures(
     argument: str,
     images: ArrayLike,
-    reference: NDArray[np.uint8] | None = None,
-) -> NDArray[np.uint8]:
+    reference: Pixels | None = None,
+) -> Pixels:
     """Convert images to bytes of three colors.
 
     Args:
@@ -63,7 +65,7 @@ def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
 
 
 def tile_grid(
-    tiles: NDArray[np.uint8],
+    tiles: Pixels,
     names: Sequence[str],
     title: str = "",
     *,

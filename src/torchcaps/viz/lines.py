@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range
 from torchcaps.viz.canvas import (
@@ -24,6 +24,7 @@ from torchcaps.viz.canvas import (
     TEXT,
     Axes,
     Figure,
+    Floats,
     line,
     panels,
     plain,
@@ -140,7 +141,7 @@ def _scale_loss(axes: Axes) -> None:
         axes.set_yscale("log")
 
 
-def _series(metrics: Metrics, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _series(metrics: Metrics, key: str) -> tuple[Floats, Floats]:
     """Return the epochs and numbers of one key; a number that is not finite becomes NaN."""
     rows = [(_epoch(row, k), row[key]) for k, row in enumerate(metrics) if row.get(key) is not None]
     epochs, course = np.array(rows, dtype=float).reshape(-1, 2).T
@@ -218,7 +219,10 @@ def affine_curves(
     for axes, transformation in zip(all_axes, transformations, strict=True):
         for (name, curves), style in zip(models.items(), STYLES, strict=False):
             if transformation in curves:
-                line(axes, *_ascending(name, curves[transformation]), style, name)
+                amounts, accuracies = map(np.asarray, curves[transformation])
+                sized_array(f"curve of {name!r}", accuracies, amounts=amounts.size)
+                order = np.argsort(amounts, kind="stable")
+                line(axes, amounts[order], 100 * accuracies[order], style, name)
         if chance is not None:
             axes.axhline(100 * chance, color=GRAY, ls="--", lw=1.2, zorder=0, label="chance")
         unit = f" ({units[transformation]})" if transformation in units else ""
@@ -229,11 +233,3 @@ def affine_curves(
     names = short_names([label for label, _ in entries], 40)
     figure.legend(entries.values(), names, ncols=num_columns, **BELOW)
     return figure
-
-
-def _ascending(name: str, curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return ascending amounts, and their accuracies in percent."""
-    amounts = np.asarray(curve[0])
-    accuracies = sized_array(f"curve of {name!r}", curve[1], amounts=amounts.size)
-    order = np.argsort(amounts, kind="stable")
-    return amounts[order], 100 * accuracies[order]

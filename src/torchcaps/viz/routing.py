@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.patches import Circle, Ellipse
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, check_shape, counted
 from torchcaps.evaluation import Diagnosis
@@ -26,6 +26,7 @@ from torchcaps.viz.canvas import (
     TEXT,
     Axes,
     Figure,
+    Floats,
     line,
     new_figure,
     panels,
@@ -166,9 +167,7 @@ def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
         axes.set_xlim(-0.6, max(len(names), 3) - 0.4)
 
 
-def vote_chains(
-    coupling: ArrayLike, votes: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def vote_chains(coupling: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
     """Lay all votes for a parent, each times its coupling, tip to tail, the longest first.
 
     The first of two axes is the direction of their sum, the second the one at right angles to it
@@ -244,6 +243,7 @@ def vote_paths(
         ArgumentError: for shapes that do not fit.
     """
     weights = np.asarray(coupling, dtype=np.float64)
+    u = np.asarray(votes, dtype=np.float64)
     check_shape("coupling", weights, ("iterations", "children", "parents"))
     count, _, parents = weights.shape
     reach = sized_array("activation", activation, iterations=count, parents=parents)
@@ -258,9 +258,9 @@ def vote_paths(
         axes.set_axis_off()
     unit = 1.0
     if gaussian:  # the widest of all with equal couplings
-        unit = max(np.sqrt(_spread(np.ones_like(weights[0]), votes)).max(), TINY) / SPREAD
+        unit = max(np.sqrt(_spread(np.ones_like(weights[0]), u)).max(), TINY) / SPREAD
     for index, axes in enumerate(grid):
-        chains, straight = vote_chains(weights[index], votes)
+        chains, straight = vote_chains(weights[index], u)
         winner = int(reach[index].argmax())
         title = f"after {counted(index + 1, 'iteration')}" if not titles else titles[index]
         figures = f"active {reach[index, winner]:.2f}"
@@ -270,7 +270,7 @@ def vote_paths(
         axes.text(0, 1.35, text, ha="center", va="bottom", fontsize=TEXT)
         turns = _draw_rim(axes, reach[index], short_names(classes, 10))
         if gaussian:
-            radii = np.sqrt(_spread(weights[index], votes)) / unit
+            radii = np.sqrt(_spread(weights[index], u)) / unit
             _draw_ellipses(axes, radii, reach[index], turns)
             continue
         for parent, ends in enumerate(chains):
@@ -328,7 +328,7 @@ def vote_film(
         )
 
 
-def _draw_rim(axes: Axes, reach: NDArray[np.float64], names: Sequence[str]) -> NDArray[np.float64]:
+def _draw_rim(axes: Axes, reach: Floats, names: Sequence[str]) -> Floats:
     """Two circles, and the names around them. Returns `[parents, 2, 2]`, the turn of each."""
     parents = len(names)
     named = range(parents) if parents <= MAX_NAMED else np.argsort(-reach)[:NUM_NAMED]
@@ -353,10 +353,8 @@ def _draw_rim(axes: Axes, reach: NDArray[np.float64], names: Sequence[str]) -> N
     return np.stack([np.stack([x, y], axis=-1), np.stack([-y, x], axis=-1)], axis=1)
 
 
-def _spread(coupling: ArrayLike, votes: ArrayLike) -> NDArray[np.float64]:
+def _spread(weight: Floats, u: Floats) -> Floats:
     """Variances `[parents, 2]` of votes, weighted: along their mean, and the largest across it."""
-    weight = np.asarray(coupling, dtype=np.float64)
-    u = np.asarray(votes, dtype=np.float64)
     weight = weight / np.maximum(weight.sum(axis=0), TINY)
     mean = np.einsum("ij,ijh->jh", weight, u)
     first = mean / np.maximum(np.linalg.norm(mean, axis=-1, keepdims=True), TINY)
@@ -370,9 +368,9 @@ def _spread(coupling: ArrayLike, votes: ArrayLike) -> NDArray[np.float64]:
 
 def _draw_ellipses(
     axes: Axes,
-    radii: NDArray[np.float64],
-    reach: NDArray[np.float64],
-    turns: NDArray[np.float64],
+    radii: Floats,
+    reach: Floats,
+    turns: Floats,
 ) -> None:
     for parent, (x, y) in enumerate(reach[:, None] * turns[:, 0]):
         color = RIM_COLORS[parent % len(RIM_COLORS)]

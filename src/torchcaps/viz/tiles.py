@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch, Rectangle
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.data.masks import overlaid as overlay_mask, palette
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Figure, new_figure
-from torchcaps.viz.images import pictures, tile_grid, tile_size
+from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Figure, Floats, new_figure
+from torchcaps.viz.images import Pixels, pictures, tile_grid, tile_size
 from torchcaps.viz.names import class_indices, short_names, sized_array
 
 # Sizes of the layout in pairs, in inches.
@@ -60,15 +60,12 @@ SCALE_QUANTILE = 0.999
 
 HARDLY = 0.2  # largest change of a pixel, along all dimensions of a pose that encode little
 
-Picture = NDArray[np.uint8]
-"""One image in three colors, `[height, width, 3]`."""
-
 
 class Pair(NamedTuple):
     """An image over another of its size, with text above and below the two."""
 
-    upper: Picture
-    lower: Picture
+    upper: Pixels  # `[height, width, 3]`
+    lower: Pixels
     text_above: str
     texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each line, from the top down
     is_wrong: bool | np.bool_ = False  # then the text above and a frame of the lower image are red
@@ -177,7 +174,7 @@ def overlaps(
     return draw_pairs(pairs, title, max_columns=8, longest=1.15)
 
 
-def overlay_reconstructions(image: Picture, gray_pair: NDArray[np.uint8]) -> Picture:
+def overlay_reconstructions(image: Pixels, gray_pair: Pixels) -> Pixels:
     """Draw two gray images in magenta and green over a dark input.
 
     Args:
@@ -293,7 +290,7 @@ def coupling_map(
     return draw_pairs(pairs, title)
 
 
-def overlay_support(image: Picture, support: NDArray[np.float64]) -> Picture:
+def overlay_support(image: Pixels, support: Floats) -> Pixels:
     """Draw a map of support in orange and blue over an image in dark gray.
 
     Args:
@@ -345,8 +342,12 @@ def perturbations(
     brighter = (rows[:, -1].astype(np.float64) - rows[:, 0]).mean(axis=-1) / 255
     if np.abs(brighter).max() < HARDLY:
         title += "; poses hardly change the drawing yet: train longer"
-    differences = np.stack([_signed_colors(change) for change in brighter])
-    tiles = np.concatenate([rows, differences[:, None]], axis=1).reshape(-1, height, width, 3)
+    # On white, orange where the last drawing is brighter, blue where it is darker.
+    change = brighter[:, None, ..., None]
+    color = np.where(change > 0, to_rgb(ORANGE), to_rgb(BLUE))
+    white = 255 * (1 - np.abs(change) * (1 - color))
+    differences = (white + 0.5).clip(0, 255).astype(np.uint8)
+    tiles = np.concatenate([rows, differences], axis=1).reshape(-1, height, width, 3)
     labels = [str(dim + 1) for dim in range(num_dims)]
     if len(names):
         sized_array("names", names, dims=num_dims)
@@ -365,13 +366,6 @@ def perturbations(
     return figure
 
 
-def _signed_colors(change: NDArray[np.float64]) -> Picture:
-    """Numbers `[height, width]` in [-1, 1] on white: orange above zero, blue below."""
-    color = np.where(change[..., None] > 0, to_rgb(ORANGE), to_rgb(BLUE))
-    white = 1 - np.abs(change)[..., None] * (1 - color)
-    return (255 * white + 0.5).clip(0, 255).astype(np.uint8)
-
-
 def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     """Draw rows of images, each with its name on the left.
 
@@ -385,7 +379,7 @@ def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     Raises:
         ArgumentError: for rows that do not fit each other.
     """
-    tiles: list[NDArray[np.uint8]] = []
+    tiles: list[Pixels] = []
     for name, images in rows.items():
         tiles.append(pictures(name, images, tiles[0] if tiles else None))
     return tile_grid(np.concatenate(tiles), list(rows))

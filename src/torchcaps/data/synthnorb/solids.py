@@ -162,16 +162,6 @@ class Body:
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
-    def first(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance `[rays]` to the nearest solid that a ray enters, or infinity; and that solid."""
-        distance, solid = self.crossings(origins, direction)[0].min(dim=0)
-        return distance, solid
-
-    def covered(self, origins: Tensor, direction: Tensor, skip: float) -> Tensor:
-        """Whether a ray `[rays]` enters what ends more than `skip` away, which stops light."""
-        enter, leave = self.crossings(origins, direction)
-        return ((leave > skip) & (enter > -skip)).any(dim=0)
-
     def normals(self, points: Tensor, solid: Tensor) -> Tensor:
         """Outward unit normals `[rays, 3]` at points `[rays, 3]` on these solids `[rays]`."""
         inverse = self.inverse[solid]
@@ -392,7 +382,7 @@ def photograph(
     origins += CAMERA_DISTANCE * eye
 
     # What each ray meets first: the body, or else the table.
-    distance, solid = body.first(origins, -eye)
+    distance, solid = body.crossings(origins, -eye)[0].min(dim=0)
     on_table = torch.isinf(distance)
     distance = torch.where(on_table, origins[:, 2] / eye[2], distance)
     points = origins - distance.unsqueeze(-1) * eye
@@ -409,8 +399,10 @@ def photograph(
         cosine = (normals @ to_lamp).clamp(min=0)
         cosine = torch.where(on_table, to_lamp[2], cosine)
         facing = (cosine > 0).nonzero().flatten()
-        in_shadow = body.covered(starts[facing], to_lamp, SHADOW_OFFSET)
-        cosine[facing[in_shadow]] = 0.0
+        # What ends further away than where the ray starts stops the light.
+        enter, leave = body.crossings(starts[facing], to_lamp)
+        stops = (leave > SHADOW_OFFSET) & (enter > -SHADOW_OFFSET)
+        cosine[facing[stops.any(dim=0)]] = 0.0
 
         # And that of the sky.
         light = lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine

@@ -11,10 +11,8 @@ equivalence are sums over the likely (m, k).
 
 import math
 from bisect import bisect_left
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchcaps.errors import ArgumentError, check_positive, check_range
 
@@ -193,7 +191,7 @@ def check_margin(margin: float) -> None:
         )
 
 
-def _score(m: NDArray[Any], k: NDArray[Any], n: int, margin: float) -> NDArray[Any]:
+def _score(m: np.ndarray, k: np.ndarray, n: int, margin: float) -> np.ndarray:
     """Return Tango's score of k of m discordant images, of n: (2 k - m + n margin) / deviation.
 
     It is how far the first model is above the second less the margin. The deviation is the standard
@@ -224,7 +222,7 @@ def _plausible_shares(observed_share: float, n: int, margin: float) -> list[floa
     return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist() if len(plausible) else []
 
 
-def _probable_discordant(n: int, discordant: float) -> tuple[NDArray[Any], NDArray[Any]]:
+def _probable_discordant(n: int, discordant: float) -> tuple[np.ndarray, np.ndarray]:
     """Return likely counts m of discordant images among n, and their probabilities (of sum 1).
 
     discordant: true share of discordant images.

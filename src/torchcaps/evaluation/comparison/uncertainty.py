@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Bool
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
@@ -155,7 +154,7 @@ def estimate_uncertainty(
     return Uncertainty(float(image_variance), float(effective_units), tuple(seeds), num_groups)
 
 
-def number_groups(groups: object, num_images: int) -> NDArray[np.int64]:
+def number_groups(groups: object, num_images: int) -> np.ndarray:
     """Groups as integers from 0.
 
     Args:

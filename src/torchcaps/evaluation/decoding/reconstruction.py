@@ -305,31 +305,22 @@ def score_segmentation(drawings: Drawings, digits: Drawings) -> Segmentation:
     check_range("number of samples", drawings.shape[0] * drawings.shape[1], low=1)
     drawings = drawings.detach().cpu().double()
     digits = digits.detach().cpu().double()
-    return Segmentation(
-        error=float((drawings - digits).square().mean()),
-        iou=_mean_iou(drawings >= INK, digits >= INK),
-        ink_right=_ink_right(drawings, digits),
-        correlation=_correlation(drawings.flatten(2), digits.flatten(2)),
-        num_samples=len(drawings),
-    )
-
-
-def _mean_iou(first: Tensor, second: Tensor) -> float:
-    """The mean intersection over union of two masks `[n, k, ...]`, 1 where both are empty."""
-    intersection = (first & second).flatten(2).sum(dim=2).double()
-    union = (first | second).flatten(2).sum(dim=2)
-    return float((intersection / union).nan_to_num(1.0).mean())
-
-
-def _ink_right(drawings: Drawings, digits: Drawings) -> float | None:
-    """The share of the ink of single digits where the drawing of that digit is the brightest."""
-    ink = digits * (digits >= INK)
-    ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
-
+    is_drawn = drawings >= INK
+    is_ink = digits >= INK
+    intersection = (is_drawn & is_ink).flatten(2).sum(dim=2).double()
+    union = (is_drawn | is_ink).flatten(2).sum(dim=2)
+    ink = digits * is_ink
+    ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)  # of one digit alone
     # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.
     is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
-    return float((ink * is_brightest).sum() / ink.sum()) if ink.any() else None
+    return Segmentation(
+        error=float((drawings - digits).square().mean()),
+        iou=float((intersection / union).nan_to_num(1.0).mean()),
+        ink_right=float((ink * is_brightest).sum() / ink.sum()) if ink.any() else None,
+        correlation=_correlation(drawings.flatten(2), digits.flatten(2)),
+        num_samples=len(drawings),
+    )
 
 
 def _correlation(x: Tensor, y: Tensor) -> float | None:

@@ -430,21 +430,17 @@ def attack_sweep(
     for strength in eps:
         changed = METHODS[attack](model, images, labels, strength, **options)
         after = right_answers(model, changed, labels)
-        outcomes.append(_outcome(strength, before, after, changed.cpu() - images.cpu()))
+        turned = before & ~after
+        norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)[turned]
+        outcome = AttackOutcome(
+            eps=float(strength),
+            accuracy=proportion(after),
+            success=float(turned.sum() / before.sum()) if before.any() else None,
+            distance=float(norms.mean()) if turned.any() else None,
+        )
+        outcomes.append(outcome)
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
-
-
-def _outcome(eps: float, before: Tensor, after: Tensor, change: Images) -> AttackOutcome:
-    """Return the figures of images that were answered rightly before and after a change."""
-    turned = before & ~after
-    norms = change.flatten(1).norm(dim=1)
-    return AttackOutcome(
-        eps=float(eps),
-        accuracy=proportion(after),
-        success=float(turned.sum() / before.sum()) if before.any() else None,
-        distance=float(norms[turned].mean()) if turned.any() else None,
-    )
 
 
 class MaskingCheck(TypedDict):

@@ -224,7 +224,9 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
                 entropy[name] += (coupling_entropy(trace).mean,)
                 straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:
-            straight_by_class.append(_mean_of_class(straightness, labels))
+            of_class = [straightness[labels == k, k] for k in range(straightness.shape[1])]
+            means = (float(row.mean()) if len(row) else None for row in of_class)
+            straight_by_class.append(tuple(means))
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
         accuracy=tuple(proportion(answer == labels) for answer in answers),
@@ -233,14 +235,3 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
         straightness=dict(straight),
         class_straightness=tuple(straight_by_class),
     )
-
-
-def _mean_of_class(figures: Tensor, labels: Labels) -> tuple[float | None, ...]:
-    """The figure of each class, a mean over its images; None for a class without images.
-
-    Args:
-        figures: `[n, classes]`.
-        labels: `[n]` true classes.
-    """
-    of_class = [figures[labels == label, label] for label in range(figures.shape[1])]
-    return tuple(float(members.mean()) if len(members) else None for members in of_class)
