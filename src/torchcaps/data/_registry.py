@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from torchcaps.data.classes import Names
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
@@ -61,7 +62,7 @@ class DatasetInfo:
 
     name: str
     title: str
-    classes: tuple[str, ...]
+    classes: Names
     image_shape: tuple[int, int, int]
     train: int
     test: int
@@ -148,7 +149,7 @@ class ReadRequest:
     storage: Storage = "memory"
     workers: int | None = None
     options: ReadOptions = field(default_factory=ReadOptions)
-    classes: tuple[str, ...] | None = None
+    classes: Names | None = None
 
 
 DatasetReader = Callable[[Path, ReadRequest], Dataset | None]
@@ -171,8 +172,8 @@ class Format(NamedTuple):
 
     holds: Callable[[Path], bool]
     read: FormatReader
-    splits: tuple[str, ...]
-    options: tuple[str, ...]
+    splits: Names
+    options: Names
 
 
 FORMATS: Registry[Format] = Registry("data format", HOME)
@@ -225,8 +226,8 @@ def register_format(
     holds: Callable[[Path], bool],
     read: FormatReader,
     *,
-    splits: tuple[str, ...] = SPLITS,
-    options: tuple[str, ...] = (),
+    splits: Names = SPLITS,
+    options: Names = (),
     replace: bool = False,
 ) -> None:
     """Let `load_dataset` read a format by path.

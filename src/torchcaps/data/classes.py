@@ -17,13 +17,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
 
 if TYPE_CHECKING:
     from torchcaps.data.dataset import Dataset
+
+Labels = Int64[Tensor, " n"]  # class indices
+Names = tuple[str, ...]  # of classes, in the order of the labels
 
 TEST_FRACTION = 0.2  # of the images of a folder without splits
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
@@ -56,7 +58,7 @@ def class_counts(
     return multi_hot(labels, num_classes).sum(dim=0)
 
 
-def match_classes(images: Dataset, classes: tuple[str, ...]) -> Dataset:
+def match_classes(images: Dataset, classes: Names) -> Dataset:
     """The set with the classes of a model, matched by name.
 
     Args:
@@ -109,7 +111,7 @@ class LabelTree(NamedTuple):
             above.
     """
 
-    levels: tuple[tuple[str, ...], ...]
+    levels: tuple[Names, ...]
     parents: tuple[tuple[int, ...], ...]
 
     @property
@@ -202,12 +204,12 @@ def stratified_split(
     return train, torch.from_numpy(np.flatnonzero(is_test))
 
 
-def first_labels(labels: Tensor) -> Int64[Tensor, " n"]:
+def first_labels(labels: Tensor) -> Labels:
     """The class of each item `[n]`; of several classes `[n, classes]` the first one."""
     return labels if labels.dim() == 1 else labels.argmax(dim=1)
 
 
-def group_strata(labels: Tensor, groups: Tensor | None) -> Int64[Tensor, " n"]:
+def group_strata(labels: Tensor, groups: Tensor | None) -> Labels:
     """The class by which each image is counted in a split that keeps groups together.
 
     A group whose images are of several classes counts for the rarest of them, which would else be
@@ -292,12 +294,12 @@ def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
 
 
 def stratified_folds(
-    labels: Int64[Tensor, " n"],
+    labels: Labels,
     num_folds: int,
     seed: int = 0,
     *,
-    groups: Int64[Tensor, " n"] | None = None,
-) -> Int64[Tensor, " n"]:
+    groups: Labels | None = None,
+) -> Labels:
     """Divide images into folds, each with its share of every class.
 
     Args:
@@ -337,9 +339,7 @@ def stratified_folds(
     return torch.from_numpy(_assign(counts, order, num_folds)[units])
 
 
-def _assign(
-    counts: NDArray[np.float64], order: NDArray[np.int64], num_folds: int
-) -> NDArray[np.int64]:
+def _assign(counts: np.ndarray, order: np.ndarray, num_folds: int) -> np.ndarray:
     """Assign groups to folds, the largest first, each where the classes then are most even.
 
     Args:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
-from torchcaps.data.classes import first_labels, group_strata, stratified_split
+from torchcaps.data.classes import Labels, Names, first_labels, group_strata, stratified_split
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
@@ -139,11 +139,11 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
     inputs: Shaped[Tensor, "n channels *space"]
     targets: Mapping[str, Shaped[Tensor, "n ..."]]
-    classes: tuple[str, ...]
+    classes: Names
     name: str
-    groups: Int64[Tensor, " n"] | None = None
-    notes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    groups: Labels | None = None
+    notes: Names = ()
+    files: Names = ()
     preprocess: type[Preprocess] = Preprocess
     maker: Maker | None = None
 
@@ -399,8 +399,8 @@ def check_targets(images: Dataset) -> None:
 
 def check_labels(
     source: str,
-    labels: Int64[Tensor, " n"],
-    classes: tuple[str, ...],
+    labels: Labels,
+    classes: Names,
 ) -> None:
     """Check the names of classes, and that every label is the index of one.
 
@@ -437,7 +437,7 @@ def check_count(source: str, num_classes: int) -> None:
         )
 
 
-def numbered(source: str, largest: int) -> tuple[str, ...]:
+def numbered(source: str, largest: int) -> Names:
     """The names of classes that are numbers, "0" to `largest`; checked as by `check_count`."""
     check_count(source, largest + 1)
     return tuple(map(str, range(largest + 1)))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.functional import standardize
-from torchcaps.models._pretrained import described_sizes, read_description
+from torchcaps.models._pretrained import Options, described_sizes, read_description
 from torchcaps.models._registry import create_model
 from torchcaps.registry import Registry
 
@@ -47,7 +47,7 @@ class Backbone:
     module: nn.Module
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Options = field(default_factory=dict)
     is_pretrained: bool = True
 
 
@@ -66,7 +66,7 @@ Example:
 """
 
 
-def create_backbone(backbone: str | Mapping[str, Any]) -> tuple[Backbone, dict[str, Any]]:
+def create_backbone(backbone: str | Options) -> tuple[Backbone, dict[str, Any]]:
     """A backbone, and what builds it again without its weights.
 
     Args:
@@ -124,7 +124,7 @@ def run_backbone(
     pretrained: bool,
     file: Path | None = None,
     model: str = "",
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
 ) -> Backbone:
     """The trunk of a network that this library has trained, such as a ResNet-20.
 
@@ -168,7 +168,7 @@ def resnet20_backbone(pretrained: bool) -> Backbone:  # noqa: ARG001 (there are 
 def transformers_backbone(
     pretrained: bool,
     name: str = "",
-    config: Mapping[str, Any] | None = None,
+    config: Options | None = None,
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
     is_pretrained: bool = True,

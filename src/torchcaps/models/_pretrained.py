@@ -18,6 +18,8 @@ from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError
 from torchcaps.types import ModelMetadata, set_model_metadata
 
+Options = Mapping[str, Any]  # arguments of a function, by name
+
 FOLDER = Path(__file__).parent / "weights"
 DEFAULT_MODEL = "capsnet_small"  # of commands without a run
 
@@ -66,8 +68,8 @@ def weights_info(name: str) -> dict[str, Any]:
 def pretrained_model(
     name: str,
     build: Callable[..., nn.Module],
-    sizes: Mapping[str, Any],
-    options: Mapping[str, Any],
+    sizes: Options,
+    options: Options,
 ) -> nn.Module:
     """A model with the weights of the package, and with `.preprocess`.
 
@@ -146,7 +148,7 @@ def take_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     return list(fitting)
 
 
-def described_sizes(description: Mapping[str, Any]) -> dict[str, Any]:
+def described_sizes(description: Options) -> dict[str, Any]:
     """Sizes of the model of a description, as arguments of `create_model`."""
     preprocess = Preprocess.from_dict(description["preprocess"])
     return {

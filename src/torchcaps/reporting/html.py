@@ -40,8 +40,7 @@ from torchcaps.evaluation import (
     compare_answers,
     example_indices,
 )
-from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry

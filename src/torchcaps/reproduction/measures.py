@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchcaps import evaluation
 from torchcaps.data import Dataset, PairMaker
 from torchcaps.errors import AblationUnsupportedError, ArgumentError, DatasetNotFoundError
-from torchcaps.evaluation.forward import device_of, proportion, right_answers
+from torchcaps.evaluation.base import device_of, proportion, right_answers
 from torchcaps.nn.routers import set_impl
 from torchcaps.registry import Registry
 from torchcaps.reporting import EvaluatedRun, evaluate

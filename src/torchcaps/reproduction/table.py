@@ -107,6 +107,9 @@ def read_results(output: str | Path) -> list[Result]:
     return [Result.read(file.parent) for file in files]
 
 
+Runs = Sequence[Result]
+
+
 class Results(list[Result]):
     """Results of runs; as text, their table."""
 
@@ -118,7 +121,7 @@ class Results(list[Result]):
         return markdown(self.table())
 
 
-def results_table(results: Sequence[Result]) -> TextTable:
+def results_table(results: Runs) -> TextTable:
     """Figures that the recipes name, a row for each row and budget of a recipe.
 
     Shares are in percent; several seeds are shown as mean ± standard deviation.
@@ -172,12 +175,12 @@ def over_seeds(name: str, figures: Sequence[float | None]) -> str:
     return text + unit
 
 
-def _minutes(seeds: Sequence[Result]) -> str:
+def _minutes(seeds: Runs) -> str:
     """Mean time of training over seeds, in minutes."""
     return f"{mean(result.seconds for result in seeds) / 60:.1f} min"
 
 
-def viewpoint_lines(results: Sequence[Result]) -> list[str]:
+def viewpoint_lines(results: Runs) -> list[str]:
     """Pairs of rows of a viewpoint experiment at equal accuracy on familiar views: a sentence each.
 
     Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the
@@ -216,7 +219,7 @@ def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]
     )
 
 
-def write_table(results: Sequence[Result], output: str | Path) -> Path:
+def write_table(results: Runs, output: str | Path) -> Path:
     """Write `results.md`: the table, and the commands and machines behind it. Returns the file."""
     sources = {
         f"* `{result.command.split(' --seeds')[0]}`: {result.machine}, torch {result.torch}"
@@ -242,7 +245,7 @@ def markdown(table: TextTable) -> str:
     return "\n".join([heading, "|" + "---|" * len(table.heads), *rows])
 
 
-def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
+def field_tables(results: Runs) -> dict[str, TextTable]:
     """A table of each data set of the field, with a row for each system, the most accurate first.
 
     Products are millions of multiply-adds of one image; accuracies are of test images, as mean ±
@@ -259,7 +262,7 @@ def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
     return tables
 
 
-def _field(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
+def _field(results: Runs) -> dict[str, dict[str, list[Result]]]:
     """Results of the field, by data set and system."""
     field: dict[str, dict[str, list[Result]]] = {}
     for result in results:
@@ -269,9 +272,7 @@ def _field(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
     return field
 
 
-def _field_row(
-    name: str, seeds: Sequence[Result], without_routing: Sequence[Result]
-) -> tuple[str, ...]:
+def _field_row(name: str, seeds: Runs, without_routing: Runs) -> tuple[str, ...]:
     """One system of the field, from the results of its seeds with and without its routing."""
     first = seeds[0]
     speeds = [result.images_per_second for result in seeds if result.images_per_second]
@@ -288,12 +289,12 @@ def _field_row(
     )
 
 
-def _accuracies(seeds: Sequence[Result]) -> list[float]:
+def _accuracies(seeds: Runs) -> list[float]:
     """Accuracy of each seed, in [0, 1]."""
     return [1 - float(result.figures["error"]) for result in seeds]
 
 
-def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
+def write_field(results: Runs, output: str | Path) -> list[Path]:
     """Write `field.md`, and `field.png` where matplotlib is installed. Returns the files."""
     lines = ["# The field, measured"]
     for data, table in field_tables(results).items():

@@ -21,9 +21,10 @@ from torchcaps.viz.canvas import (
     Figure,
     Floats,
     new_figure,
+    pictures,
     plain,
+    tile_size,
 )
-from torchcaps.viz.images import pictures, tile_size
 from torchcaps.viz.names import class_indices, short_names, sized_array
 
 MAX_NAMES = 60  # class names on an axis, or bars

@@ -5,7 +5,6 @@ from typing import Any
 from unicodedata import bidirectional
 
 import numpy as np
-from matplotlib import font_manager
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import ArgumentError, check_shape
@@ -86,6 +85,8 @@ def drawable(classes: Sequence[str]) -> list[str]:
 
     These are names with a letter that the font lacks, or in a script from right to left.
     """
+    from matplotlib import font_manager
+
     properties = font_manager.FontProperties()
     font = font_manager.get_font(font_manager.findfont(properties))
     codes = set(font.get_charmap())

@@ -30,9 +30,9 @@ from torchcaps.viz.canvas import (
     line,
     new_figure,
     panels,
+    pictures,
     plain,
 )
-from torchcaps.viz.images import pictures
 from torchcaps.viz.names import short, short_names, sized_array
 
 MAX_LEVEL_NAMES = 4  # more names along an axis are written aslant

@@ -32,8 +32,21 @@ from numpy.typing import ArrayLike
 
 from torchcaps.data.masks import overlaid as overlay_mask, palette
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Figure, Floats, new_figure
-from torchcaps.viz.images import Pixels, pictures, tile_grid, tile_size
+from torchcaps.viz.canvas import (
+    BELOW,
+    BLUE,
+    ORANGE,
+    RED,
+    SMALL,
+    TEXT,
+    Figure,
+    Floats,
+    Pixels,
+    new_figure,
+    pictures,
+    tile_grid,
+    tile_size,
+)
 from torchcaps.viz.names import class_indices, short_names, sized_array
 
 # Sizes of the layout in pairs, in inches.

@@ -27,6 +27,8 @@ from torchcaps.data.sets.placed import place_images
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 
+Indices = Int64[Tensor, " batch"]
+
 PER_IMAGE = {"train": 1, "test": 2}
 SHIFT = 4
 INK = 128  # of 255: from here on a pixel belongs to a digit
@@ -70,7 +72,7 @@ class PairMaker(Maker):
             expected = "expected uint8 images of two classes or more to make pairs of"
             raise DataError(f"{source.name}: {expected}, got {source!r}")
 
-    def others(self, base: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+    def others(self, base: Indices) -> Indices:
         """The number of images of another class, for each of these.
 
         Args:
@@ -81,9 +83,7 @@ class PairMaker(Maker):
         """
         return len(self.source) - self._counts[self.source.labels[base]]
 
-    def partner(
-        self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]
-    ) -> Int64[Tensor, " batch"]:
+    def partner(self, base: Indices, rank: Indices) -> Indices:
         """Images of other classes than those at `base`.
 
         Args:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from torchcaps.data._registry import (
     SPLITS,
@@ -20,7 +19,6 @@ from torchcaps.data.reading import open_arrays
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.errors import check_range
 
-Floats = NDArray[np.float64]
 FINE = 3  # rays of a pixel along each axis
 NOISE = 12  # standard deviation, of 255
 TRIES = 32  # brightnesses drawn for a shape: the most distinct is taken
@@ -50,9 +48,7 @@ def render_shapes(count: int, size: int = 64, *, seed: int = 0) -> Dataset:
     return masked_set(images.unsqueeze(1), masks, INFO.classes, INFO.name)
 
 
-def _render_scene(
-    random: np.random.RandomState, size: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _render_scene(random: np.random.RandomState, size: int) -> tuple[np.ndarray, np.ndarray]:
     """An image and its mask.
 
     Args:
@@ -86,10 +82,10 @@ def _render_scene(
 
 def _draw_shape(
     kind: int,
-    x: Floats,
-    y: Floats,
+    x: np.ndarray,
+    y: np.ndarray,
     random: np.random.RandomState,
-) -> NDArray[np.bool_]:
+) -> np.ndarray:
     """Where a shape is; all three kinds of one radius have about the same area.
 
     Args:

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from torchcaps.data._registry import (
     DatasetInfo,
@@ -26,6 +24,7 @@ from torchcaps.data._registry import (
     register_derived,
     register_format,
 )
+from torchcaps.data.classes import Labels
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.reading import open_file, plain_or_packed, to_array
 from torchcaps.data.sources import Mirror
@@ -166,9 +165,7 @@ def read_norb(
     return Dataset(images, targets, INFO.classes, name, groups=toys)
 
 
-def toy_numbers(
-    categories: Int64[Tensor, " n"], instances: Int64[Tensor, " n"]
-) -> Int64[Tensor, " n"]:
+def toy_numbers(categories: Labels, instances: Labels) -> Labels:
     """A number for each toy: instances are numbered from 0 to 99 in each category."""
     return 100 * categories + instances
 

@@ -32,6 +32,7 @@ TABLE_ALBEDO = 0.62  # share of light that the table gives back
 EXTENT = 1.15  # half the side of what a photograph shows
 TARGET_HEIGHT = 0.35  # above the table, of the point that the camera looks at
 
+Interval = tuple[Tensor, Tensor]  # distances at which a ray enters and leaves
 Vector = Sequence[float] | np.ndarray
 
 
@@ -133,7 +134,7 @@ class Body:
         self.inverse = _stack([np.linalg.inv(solid.frame) for solid in solids])
         self.top = _stack([solid.top for solid in solids])
 
-    def crossings(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    def crossings(self, origins: Tensor, direction: Tensor) -> Interval:
         """Distances at which parallel rays enter and leave each solid.
 
         Args:
@@ -179,7 +180,7 @@ class Body:
         return normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
 
 
-def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> Interval:
     """Where |start + t along|² < 1: both ends of the interval of t.
 
     Args:
@@ -196,14 +197,14 @@ def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Te
     return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
 
 
-def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> Interval:
     """Where every coordinate of start + t along is between -1 and 1; arguments as of the ball."""
     middle = -start / along
     half = 1 / along.abs()
     return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
 
 
-def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> Interval:
     """Between the two lids, the ray is inside where x² + y² < (radius at z)².
 
     This is a quadratic inequality in the distance, a t² + 2 b t + c < 0.

@@ -28,8 +28,8 @@ from torchcaps.evaluation.base import (
     Loss,
     TextTable,
     check_scores,
+    proportion,
 )
-from torchcaps.evaluation.forward import proportion
 from torchcaps.functional import margin_loss
 from torchcaps.words import in_words, join_names, percent, rounded
 

@@ -22,8 +22,8 @@ from torchcaps.evaluation.base import (
     Labels,
     TextTable,
     check_shares,
+    proportion,
 )
-from torchcaps.evaluation.forward import proportion
 from torchcaps.transfer import widen
 from torchcaps.words import percent, rounded
 

@@ -13,6 +13,7 @@ from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
 from torchcaps.transfer import widen
 from torchcaps.words import format_metric
 
+Values = Float[Tensor, "n values"]
 FIGURES = ("r2", "mae", "rmse")
 
 
@@ -39,8 +40,8 @@ class ValueFigures(EvaluationResult):
     loss: float
     per_value: dict[str, dict[str, float]]
     num_samples: int
-    true: Float[Tensor, "n values"]
-    predicted: Float[Tensor, "n values"]
+    true: Values
+    predicted: Values
 
     @property
     def summary(self) -> str:
@@ -67,8 +68,8 @@ class ValueFigures(EvaluationResult):
 
 
 def value_figures(
-    true: Float[Tensor, "n values"],
-    predicted: Float[Tensor, "n values"],
+    true: Values,
+    predicted: Values,
     names: Sequence[str],
     *,
     loss: float,

@@ -29,13 +29,12 @@ from torchcaps.evaluation.base import (
     EvaluationResult,
     Images,
     Labels,
+    Series,
+    batches,
     capsule_model,
     check_images,
     check_labeled,
     check_labels,
-)
-from torchcaps.evaluation.forward import (
-    batches,
     evaluating,
     image_activations,
     proportion,
@@ -60,8 +59,8 @@ class AffineCurve:
     """
 
     unit: str
-    amounts: tuple[float, ...]
-    accuracy: tuple[float, ...]
+    amounts: Series
+    accuracy: Series
 
 
 @dataclass(frozen=True)
@@ -198,11 +197,11 @@ class Equivariance(EvaluationResult):
         num_samples: images that the figures are of.
     """
 
-    amounts: tuple[float, ...]
-    equivariant: tuple[float, ...]
-    invariant: tuple[float, ...]
-    activation_change: tuple[float, ...]
-    agreement: tuple[float, ...]
+    amounts: Series
+    equivariant: Series
+    invariant: Series
+    activation_change: Series
+    agreement: Series
     num_samples: int
 
 

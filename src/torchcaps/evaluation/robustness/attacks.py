@@ -27,11 +27,10 @@ from torchcaps.evaluation.base import (
     Images,
     Labels,
     Loss,
+    Series,
+    batches,
     check_labeled,
     check_labels,
-)
-from torchcaps.evaluation.forward import (
-    batches,
     eval_mode,
     image_activations,
     proportion,
@@ -483,8 +482,8 @@ class MaskingReport(EvaluationResult):
     bim: float
     pgd: float
     large: float
-    loss_eps: tuple[float, ...]
-    losses: tuple[float, ...]
+    loss_eps: Series
+    losses: Series
     silent: float
 
     derived = ("passed", "verdict", "checks")

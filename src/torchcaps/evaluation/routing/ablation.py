@@ -18,11 +18,13 @@ from torchcaps.evaluation.base import (
     EvaluationResult,
     Images,
     Labels,
+    Series,
     check_labeled,
     check_labels,
+    image_activations,
+    proportion,
 )
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, format_points
-from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy
 from torchcaps.evaluation.routing.layers import (
     ROUTED_BATCH,
@@ -111,10 +113,10 @@ class IterationDynamics(EvaluationResult):
     """
 
     iterations: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    changed: tuple[float, ...]
-    entropy: dict[str, tuple[float, ...]]
-    straightness: dict[str, tuple[float, ...]]
+    accuracy: Series
+    changed: Series
+    entropy: dict[str, Series]
+    straightness: dict[str, Series]
     class_straightness: tuple[tuple[float | None, ...], ...]
 
     derived = ("verdict",)
@@ -211,8 +213,8 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
     last = max(router.num_iterations for router in routers.values())
     labels = labels.cpu()
     answers = []
-    entropy: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
-    straight: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
+    entropy: defaultdict[str, Series] = defaultdict(tuple)
+    straight: defaultdict[str, Series] = defaultdict(tuple)
     straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):

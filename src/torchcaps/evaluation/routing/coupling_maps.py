@@ -25,8 +25,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_shape
-from torchcaps.evaluation.base import Activations, Images, Labels, check_images, check_labels
-from torchcaps.evaluation.forward import batches, evaluating
+from torchcaps.evaluation.base import (
+    Activations,
+    Images,
+    Labels,
+    batches,
+    check_images,
+    check_labels,
+    evaluating,
+)
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
 from torchcaps.functional.fields import ConvField
 from torchcaps.functional.geometry import Slide

@@ -15,9 +15,16 @@ from torch import nn
 
 from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, Images, Labels, TextTable, check_labels
+from torchcaps.evaluation.base import (
+    EvaluationResult,
+    Images,
+    Labels,
+    TextTable,
+    check_labels,
+    proportion,
+    right_answers,
+)
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
-from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
