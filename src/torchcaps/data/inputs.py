@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from torchcaps.data.folder import archive_members
 from torchcaps.data.images import ARCHIVES, contents_note, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
@@ -110,8 +111,6 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
     """The files in an archive, plain or compressed, in its order."""
-    from torchcaps.data.archives import archive_members
-
     for member in archive_members(path):
         name = PurePosixPath(*member.parts)
         if member.file and name.suffix and preprocess.is_input(name.name):

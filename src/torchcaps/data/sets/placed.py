@@ -15,7 +15,7 @@ from jaxtyping import Int64, Shaped
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived, set_facts
-from torchcaps.data.augment.spatial import inverse_map
+from torchcaps.data.augment.changes import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.pixels import random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.data.augment.spatial import inverse_map
+from torchcaps.data.augment.changes import inverse_map
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
     Activations,
