@@ -191,12 +191,15 @@ def import_submodules(package: str) -> None:
                 import_submodules(module.name)
 
 
-def stub_names(file: str) -> dict[str, str]:
-    """The public names of a package that are imported when first used, and their modules.
+def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], object]]:
+    """`__all__` and `__getattr__` of a package whose names are imported when first used.
+
+    The function that loads a name, or a module of the package, raises AttributeError for others.
 
     Args:
-        file: path of the package's `__init__.py`, beside whose stub, `__init__.pyi`, type checkers
-            and this function read what is imported from where.
+        package: its full name.
+        file: path of its `__init__.py`, beside whose stub, `__init__.pyi`, type checkers and this
+            function read what is imported from where.
     """
     text = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     modules = {}
@@ -204,17 +207,12 @@ def stub_names(file: str) -> dict[str, str]:
     for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)$", text, re.MULTILINE):
         for name in re.findall(r"(\w+) as ", names):
             modules[name] = module
-    return modules
 
+    def load(name: str) -> object:
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        if not name.startswith("_") and find_spec(f"{package}.{name}"):
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-def load_name(package: str, modules: Mapping[str, str], name: str) -> object:
-    """A public name of `stub_names`, or a module of the package.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
-    if name in modules:
-        return getattr(importlib.import_module(modules[name]), name)
-    if not name.startswith("_") and find_spec(f"{package}.{name}"):
-        return importlib.import_module(f"{package}.{name}")
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return list(modules), load

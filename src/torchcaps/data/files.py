@@ -5,8 +5,6 @@
 returns, and `batches` a few batches ahead, so that memory does not grow with the number of images.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A CSV of image files and their labels."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

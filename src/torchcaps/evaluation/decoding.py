@@ -10,8 +10,6 @@ drawings with the true single digits. The paper shows pictures of them; the figu
 to them. A pixel with ink of both digits belongs to both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any

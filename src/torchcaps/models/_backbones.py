@@ -4,8 +4,6 @@
 library, or the folder or hub name of a model of transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ setting, such as a threshold, is a *parameter*. A *mask* has a class for each pi
 is changed as a stack of images, one channel for each class.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
