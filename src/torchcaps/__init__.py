@@ -3,37 +3,9 @@
 Names are loaded when first used, so that `torchcaps --help` does not wait for torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-
-if TYPE_CHECKING:
-    from torchcaps import (
-        data,
-        evaluation,
-        exporting,
-        functional,
-        models,
-        nn,
-        ops,
-        reporting,
-        tasks,
-        testing,
-        training,
-        viz,
-    )
-    from torchcaps.explorer import explore
-    from torchcaps.exporting import export
-    from torchcaps.models import create_model, list_models
-    from torchcaps.nn import record_routing, set_impl
-    from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
-    from torchcaps.reproduction import audit, cross_validate, reproduce
-    from torchcaps.training import fit, load, save, train
-    from torchcaps.training.classifier import CapsuleClassifier
-    from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
 _HOMES = {
@@ -61,53 +33,31 @@ _HOMES = {
     "set_impl": "nn",
     "train": "training",
 }
-__all__ = [
-    "CapsuleClassifier",
-    "Capsules",
-    "ModelSpec",
-    "Predictor",
-    "Routed",
-    "__version__",
-    "audit",
-    "compare",
-    "create_model",
-    "cross_validate",
+_PACKAGES = (
     "data",
-    "diagnose",
-    "evaluate",
     "evaluation",
-    "explore",
-    "export",
     "exporting",
-    "fit",
     "functional",
-    "list_models",
-    "load",
     "models",
     "nn",
     "ops",
-    "predict",
-    "record_routing",
-    "report",
     "reporting",
-    "reproduce",
-    "save",
-    "set_impl",
     "tasks",
     "testing",
-    "train",
     "training",
     "viz",
-]
+)
+_NAMES = sorted(["__version__", *_HOMES, *_PACKAGES])
+__all__ = list(_NAMES)
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(f"torchcaps.{_HOMES[name]}"), name)
-    if name in __all__:
+    if name in _PACKAGES:
         return import_module(f"torchcaps.{name}")
     raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _NAMES

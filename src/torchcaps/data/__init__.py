@@ -7,9 +7,6 @@ Readers return a `Dataset`: inputs, targets such as labels and masks, the names 
 that not every training needs are imported when they are first used.
 """
 
-# What every training needs.
-from torchcaps.data.augment import Transforms as Transforms
-from torchcaps.data.load import load_dataset as load_dataset
 from torchcaps.registry import lazy_names
 
 __all__, __getattr__ = lazy_names(__name__, __file__)

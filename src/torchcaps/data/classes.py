@@ -1,4 +1,4 @@
-"""Classes of a set: 0 or 1 for each, matched with those of a model by name, and their label tree.
+"""Classes of a set: 0 or 1 for each, and their label tree.
 
 Classes whose names are paths from coarse to fine, such as `clothing/tops/shirt`, form a label tree.
 A set carries its tree in the names of its classes. So do its subsets, its splits, and the models
@@ -7,11 +7,8 @@ trained on it.
 Items are held out, and divided into folds, class by class, and the same way each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +17,6 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
-
-if TYPE_CHECKING:
-    from torchcaps.data.dataset import Dataset
 
 Labels = Int64[Tensor, " n"]  # class indices
 Names = tuple[str, ...]  # of classes, in the order of the labels
@@ -56,41 +50,6 @@ def class_counts(
     if labels.dim() == 1:
         return labels.bincount(minlength=num_classes)
     return multi_hot(labels, num_classes).sum(dim=0)
-
-
-def match_classes(images: Dataset, classes: Names) -> Dataset:
-    """The set with the classes of a model, matched by name.
-
-    Args:
-        images: the set.
-        classes: names of the classes of the model. Some of them may have no images here.
-
-    Returns:
-        The set with labels and masks that refer to `classes`.
-
-    Raises:
-        DataError: images are of a class that is not among these; the message names it.
-    """
-    if images.classes == classes:
-        return images
-    positions = {name: index for index, name in enumerate(classes)}
-    new_indices = torch.tensor([positions.get(name, -1) for name in images.classes])
-    targets = dict(images.targets)
-    for target in {"label", "labels", "mask"} & targets.keys():
-        rows = targets[target]
-        is_hot = target == "labels"
-        shown = rows.any(dim=0).nonzero().flatten() if is_hot else rows.long().unique()
-        names = [images.classes[index] for index in shown.tolist()]
-        unknown = [name for name in names if name not in positions]
-        if unknown:
-            raise unknown_classes(images.name, unknown, classes)
-        mapping = new_indices.to(rows.device)
-        if is_hot:
-            targets[target] = rows.new_zeros(len(rows), len(classes))
-            targets[target][:, mapping[shown]] = rows[:, shown]
-        else:
-            targets[target] = mapping[rows.long()].to(rows.dtype)
-    return replace(images, classes=classes, targets=targets)
 
 
 def unknown_classes(name: str, unknown: Sequence[str], classes: Sequence[str]) -> DataError:

@@ -107,8 +107,8 @@ class EncodedImages:
         num_sampled = min(len(files), SAMPLED_FILES)
         for index in np.linspace(0, len(files) - 1, num_sampled).astype(int):
             source: Any = self.open_image(files[index])
-            with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-                digest.update(file.read(SAMPLED_BYTES))
+            with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as start:
+                digest.update(start.read(SAMPLED_BYTES))
         return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 

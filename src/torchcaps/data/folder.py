@@ -92,10 +92,9 @@ class Scan:
                     self.images[inner] = item.path
                 else:
                     reason = "non-image file" if item.is_file() else "special file"
-                    is_there = os.path.exists(item.path)
-                    self.omissions[reason if is_there else "broken link"].append(
-                        SEPARATOR.join(inner)
-                    )
+                    if not os.path.exists(item.path):
+                        reason = "broken link"
+                    self.omissions[reason].append(SEPARATOR.join(inner))
 
     def _add_archive(self) -> None:
         for member in archive_members(self.path):
@@ -121,9 +120,10 @@ class Scan:
         Args:
             name: of the set.
         """
-        parts = []
-        for reason, files in self.omissions.items():
-            parts.append(f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})")
+        parts = [
+            f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})"
+            for reason, files in self.omissions.items()
+        ]
         return [f"{name}: left out {', '.join(parts)}"] if parts else []
 
 

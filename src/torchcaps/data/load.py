@@ -125,7 +125,7 @@ def _read_named(name: str, folders: list[Path], request: ReadRequest) -> Dataset
             images = dataset_reader(name)(folder, request)
             if images is not None:
                 return images
-    raise not_found(name, folders)
+    raise missing_set(name, folders)
 
 
 def _read_path(path: Path, request: ReadRequest) -> Dataset:
@@ -169,7 +169,7 @@ def places(
     return [folder.expanduser() for folder in folders]
 
 
-def not_found(name: str, folders: list[Path]) -> DatasetNotFoundError:
+def missing_set(name: str, folders: list[Path]) -> DatasetNotFoundError:
     """The error for a named set that is in none of the folders that were searched."""
     info = base_info(name)
     remedy = f"get it from {info.source}"

@@ -328,11 +328,11 @@ def score_segmentation(drawings: Drawings, digits: Drawings) -> Segmentation:
     check_range("number of samples", drawings.shape[0] * drawings.shape[1], low=1)
     drawings = drawings.detach().cpu().double()
     digits = digits.detach().cpu().double()
-    is_drawn = drawings >= INK
-    is_ink = digits >= INK
-    intersection = (is_drawn & is_ink).flatten(2).sum(dim=2).double()
-    union = (is_drawn | is_ink).flatten(2).sum(dim=2)
-    ink = digits * is_ink
+    drawing_ink = drawings >= INK
+    digit_ink = digits >= INK
+    intersection = (drawing_ink & digit_ink).flatten(2).sum(dim=2).double()
+    union = (drawing_ink | digit_ink).flatten(2).sum(dim=2)
+    ink = digits * digit_ink
     ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)  # of one digit alone
     # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.
     is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]

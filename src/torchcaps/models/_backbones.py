@@ -229,8 +229,8 @@ def transformers_recipe(backbone: Backbone) -> dict[str, Any] | None:
     """What builds a module of transformers again; None for another module."""
     kind = type(backbone.module)
     config = getattr(backbone.module, "config", None)
-    is_known = config is not None and kind.__module__.startswith("transformers.")
-    if not is_known or transformers_class(config) is not kind:
+    has_config = config is not None and kind.__module__.startswith("transformers.")
+    if not has_config or transformers_class(config) is not kind:
         return None
     return {"source": "transformers", **_with_arguments(backbone, config).arguments}
 

@@ -63,7 +63,14 @@ def reproduce(
     check_range("seeds", seeds, low=1)
     check_measures(recipe)
     results = Results()
-    for row in _select_rows(recipe.rows_of(budget), rows):
+    all_rows = recipe.rows_of(budget)
+    selected = [] if rows else [*all_rows]
+    for part in rows:
+        matches = [row for row in all_rows if part.lower() in row.name.lower()]
+        if not matches:
+            raise UnknownNameError("row", part, [row.name for row in all_rows])
+        selected += matches
+    for row in filter(selected.__contains__, all_rows):
         for seed in range(seeds):
             config = recipe.resolve(row, budget, seed=seed, root=root, device=device)
             run = Run(Path(output) / recipe.name / budget / slug(row.name) / f"seed-{seed}")
@@ -157,16 +164,6 @@ def measure_run(
 def slug(name: str) -> str:
     """A row's name as a folder's: letters, digits and hyphens."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
-
-
-def _select_rows(rows: Sequence[Row], parts: Sequence[str]) -> list[Row]:
-    """The rows whose names contain one of these parts; all rows without any."""
-    for part in parts:
-        if not any(part.lower() in row.name.lower() for row in rows):
-            raise UnknownNameError("row", part, [row.name for row in rows])
-    return [
-        row for row in rows if not parts or any(part.lower() in row.name.lower() for part in parts)
-    ]
 
 
 def _check_settings(run: Run, config: TrainConfig) -> None:

@@ -197,26 +197,22 @@ def viewpoint_lines(results: Runs) -> list[str]:
         for first, second in combinations(rows, 2):
             seeds = sorted(rows[first].keys() & rows[second].keys())
             if seeds:
-                pairs = [(rows[first][seed], rows[second][seed]) for seed in seeds]
-                lines.append(f"{recipe}, {budget}: {_compare_curves(first, second, pairs)}")
+                pairs = [
+                    compare_viewpoints(rows[first][seed], rows[second][seed]) for seed in seeds
+                ]
+                target = mean(pair.target for pair in pairs)
+                first_novel = mean(pair.first.novel_at_target for pair in pairs)
+                second_novel = mean(pair.second.novel_at_target for pair in pairs)
+                gains = [100 * pair.gain for pair in pairs]
+                gain = f"{mean(gains):+.1f}"
+                if len(gains) > 1:
+                    gain += f" ± {stdev(gains):.1f}"
+                lines.append(
+                    f"{recipe}, {budget}: at {target:.1%} on familiar views, {first_novel:.1%} of "
+                    f"novel ones for {first} and {second_novel:.1%} for {second}: {gain} points "
+                    f"({counted(len(gains), 'seed')})"
+                )
     return lines
-
-
-def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]]) -> str:
-    """A sentence on two rows, from the curves of each seed."""
-    comparisons = [compare_viewpoints(*pair) for pair in pairs]
-    target = mean(comparison.target for comparison in comparisons)
-    first_novel = mean(comparison.first.novel_at_target for comparison in comparisons)
-    second_novel = mean(comparison.second.novel_at_target for comparison in comparisons)
-    gains = [100 * comparison.gain for comparison in comparisons]
-    gain = f"{mean(gains):+.1f}"
-    if len(gains) > 1:
-        gain += f" ± {stdev(gains):.1f}"
-    return (
-        f"at {target:.1%} on familiar views, {first_novel:.1%} of novel ones for {first} and "
-        f"{second_novel:.1%} for {second}: {gain} points "
-        f"({counted(len(gains), 'seed')})"
-    )
 
 
 def write_table(results: Runs, output: str | Path) -> Path:

@@ -78,7 +78,13 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
         interpolation="nearest",
         aspect="auto",
     )
-    _write_counts(axes, counts, shares, size / num_classes)
+    # A digit is about 0.62 of its size wide, and an inch has 72 points.
+    num_digits = max(len(str(counts.max())), 2)
+    font = min(TEXT, 0.85 * 72 * (size / num_classes) / (0.62 * num_digits))
+    for row, column in np.argwhere(counts) if font >= 5 else ():
+        color = "white" if shares[row, column] > 0.3 else "black"
+        text = counts[row, column]
+        axes.text(column, row, text, ha="center", va="center", fontsize=font, color=color)
 
     # Names below stand upright where they would touch.
     step = -(-num_classes // MAX_NAMES)
@@ -99,24 +105,6 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
     title = f"{num_correct:,} of {total:,} right ({percent:.2f} %)"
     axes.set_title(title, fontsize=TEXT, loc="left")
     return figure
-
-
-def _write_counts(
-    axes: Axes,
-    counts: np.ndarray,
-    shares: Floats,
-    cell: float,
-) -> None:
-    """Write the counts that are not zero, if they can be read in cells of so many inches."""
-    num_digits = max(len(str(counts.max())), 2)
-    # A digit is about 0.62 of its size wide, and an inch has 72 points.
-    size = min(TEXT, 0.85 * 72 * cell / (0.62 * num_digits))
-    if size < 5:
-        return
-    for row, column in np.argwhere(counts):
-        color = "white" if shares[row, column] > 0.3 else "black"
-        text = counts[row, column]
-        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
 
 def per_class_bars(
@@ -285,11 +273,11 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
         edges = np.asarray(table["edges"])
         confidence = np.array(table["confidence"], dtype=float)  # None becomes NaN
         accuracy = np.array(table["accuracy"], dtype=float)
-        left_edges = edges[:-1]
+        starts = edges[:-1]
         widths = np.diff(edges)
         filled = ~np.isnan(accuracy)
         upper.bar(
-            left_edges[filled],
+            starts[filled],
             accuracy[filled],
             widths[filled],
             color=SKY,
@@ -302,7 +290,7 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
         upper.plot(confidence, accuracy, color=RED, marker="o", ms=3.5, ls="", label=label)
         upper.set(xlim=(0, 1), ylim=(0, 1.02))
 
-        lower.bar(left_edges, table["count"], widths, color=GRAY, **BAR_STYLE)
+        lower.bar(starts, table["count"], widths, color=GRAY, **BAR_STYLE)
         # From a full last bin to single samples: only a logarithmic axis shows both.
         lower.set_yscale("symlog", linthresh=1)
         lower.set_ylim(bottom=0)

@@ -259,7 +259,7 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
     num_columns = min(len(next(iter(rows.values()), ())), MAX_COLUMNS)
     if not num_columns or len(set(map(len, rows.values()))) > 1:
         raise ArgumentError("rows", "expected equally many sets of points in each, at least one")
-    sets = [each for row in rows.values() for each in row[:num_columns]]
+    sets = [points for row in rows.values() for points in row[:num_columns]]
     limit = 1.05 * max(np.abs(np.asarray(points)[:, :2]).max() for points, _ in sets)
 
     figure = new_figure(1.25 * num_columns + 0.4, 1.3 * len(rows))
@@ -357,13 +357,13 @@ def ranked_accuracies(
             ends = [max(MIN_ERROR, errors[row] - deviation), errors[row] + deviation]
             axes.plot(ends, [row, row], color=SKY, lw=2)
             axes.plot(errors[row], row, color=BLUE, marker="o", ms=5)
-            is_left = errors[row] <= middle
+            is_low = errors[row] <= middle
             axes.annotate(
                 short(name, 36) + f", {minutes:.2g} min" * has_times,
-                (ends[1 if is_left else 0], row),
-                (7 if is_left else -7, 0),
+                (ends[1 if is_low else 0], row),
+                (7 if is_low else -7, 0),
                 textcoords="offset points",
-                ha="left" if is_left else "right",
+                ha="left" if is_low else "right",
                 va="center",
                 fontsize=SMALL,
             )

@@ -93,7 +93,7 @@ def drawable(classes: Sequence[str]) -> list[str]:
     names = []
     for index, name in enumerate(classes):
         letters = set("".join(name.split()))
-        is_shown = set(map(ord, letters)) <= codes
+        has_glyphs = set(map(ord, letters)) <= codes
         is_reversed = RIGHT_TO_LEFT & set(map(bidirectional, letters))
-        names.append(name if is_shown and not is_reversed else f"class {index}")
+        names.append(name if has_glyphs and not is_reversed else f"class {index}")
     return names

@@ -61,22 +61,22 @@ def diagnosis(figures: Diagnosis) -> Figure:
     Returns:
         A matplotlib figure.
     """
-    drawn = [_draw_accuracy]
+    draws = [_draw_accuracy]
     absent = []
     if len(figures.iterations.iterations) > 1 and figures.iterations.straightness:
-        drawn.append(_draw_straightness)
+        draws.append(_draw_straightness)
     entropies = list(chain.from_iterable(figures.iterations.entropy.values()))
     if entropies and min(entropies) > UNIFORM:
         absent.append(f"couplings are uniform throughout (entropy {min(entropies):.2f} or more)")
     elif entropies:
-        drawn.append(_draw_entropy)
-    drawn.append(_draw_activations)
+        draws.append(_draw_entropy)
+    draws.append(_draw_activations)
     if any(share > 0 for _, _, shares in _idle_shares(figures) for share in shares):
-        drawn.append(_draw_idle)
+        draws.append(_draw_idle)
     else:
         absent.append("no capsule is out of use")
-    figure, grid = panels(len(drawn), min(len(drawn), 2 if len(drawn) == 4 else 3), 4.2, 3.2)
-    for draw, axes in zip(drawn, grid, strict=True):
+    figure, grid = panels(len(draws), min(len(draws), 2 if len(draws) == 4 else 3), 4.2, 3.2)
+    for draw, axes in zip(draws, grid, strict=True):
         draw(axes, figures)
     if absent:
         figure.supxlabel(f"Not drawn: {'; '.join(absent)}.", fontsize=SMALL)
@@ -198,8 +198,8 @@ def vote_chains(coupling: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
     second = np.linalg.eigh(rest.swapaxes(1, 2) @ rest)[1][..., -1]
     # Of both signs, that of the axis in which unweighted votes spread, so that films do not jump.
     spread = u.swapaxes(0, 1) - u.mean(axis=0)[:, None]
-    usual = np.linalg.eigh(spread.swapaxes(1, 2) @ spread)[1][..., -1]
-    second *= np.where((second * usual).sum(axis=-1, keepdims=True) < 0, -1, 1)
+    axis = np.linalg.eigh(spread.swapaxes(1, 2) @ spread)[1][..., -1]
+    second *= np.where((second * axis).sum(axis=-1, keepdims=True) < 0, -1, 1)
     steps = np.stack([along, np.einsum("jih,jh->ji", rest, second)], axis=-1)
     lengths = np.linalg.norm(weighted, axis=-1)
     order = np.argsort(-lengths, axis=1, kind="stable")[..., None]

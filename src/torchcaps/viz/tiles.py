@@ -487,17 +487,17 @@ def draw_pairs(
     for index, pair in enumerate(pairs):
         row, column = divmod(index, num_columns)
         x_center = (column + 0.5) * cell_width
-        x_left = x_center - width / 2
+        x_start = x_center - width / 2
         y_upper = row * cell_height + above_height
         y_lower = y_upper + height + GAP
         for image, y in ((pair.upper, y_upper), (pair.lower, y_lower)):
-            extent = (x_left, x_left + width, y + height, y)
+            extent = (x_start, x_start + width, y + height, y)
             axes.imshow(image, extent=extent, interpolation="antialiased")
 
         color = "black"
         if pair.is_wrong:
             color = RED
-            axes.add_patch(_frame(x_left, y_lower, width, height, color))
+            axes.add_patch(_frame(x_start, y_lower, width, height, color))
         axes.text(
             x_center, y_upper - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED
         )
@@ -511,7 +511,7 @@ def draw_pairs(
     return figure
 
 
-def _frame(x_left: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
+def _frame(x_start: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
     """An empty rectangle, in the units of the axes."""
-    corner = (x_left, y_top)
+    corner = (x_start, y_top)
     return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)

@@ -11,14 +11,8 @@ the library are in `changes`, those of a user in any file. `Transforms` applies 
 settings of a run switch on; `refuse_augmentations` raises for a run that cannot use any.
 """
 
-from torchcaps.data.augment.transforms import (
-    AUGMENTATIONS as AUGMENTATIONS,
-    Augmentation as Augmentation,
-    Transforms as Transforms,
-    ordered_augmentations as ordered_augmentations,
-    refuse_augmentations as refuse_augmentations,
-    register_augmentation as register_augmentation,
-)
-from torchcaps.registry import import_submodules
+from torchcaps.registry import import_submodules, lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)
 
 import_submodules(__name__)  # each file registers its augmentations

@@ -119,7 +119,7 @@ def affine(images: Images, settings: AffineSettings, generator: Generator) -> Im
     # Integers are sampled as floats, then rounded.
     pixels = images if images.is_floating_point() else images.float()
     grid = F.affine_grid(theta.to(pixels.dtype), list(images.shape), align_corners=False)
-    transformed = F.grid_sample(pixels, grid, padding_mode="zeros", align_corners=False)
+    transformed = F.grid_sample(pixels, grid, align_corners=False)
     if images.is_floating_point():
         return transformed
     return transformed.round().clamp(0, 255).to(images.dtype)

@@ -72,7 +72,7 @@ class PairMaker(Maker):
             expected = "expected uint8 images of two classes or more to make pairs of"
             raise DataError(f"{source.name}: {expected}, got {source!r}")
 
-    def others(self, base: Indices) -> Indices:
+    def num_partners_of(self, base: Indices) -> Indices:
         """The number of images of another class, for each of these.
 
         Args:
@@ -88,7 +88,7 @@ class PairMaker(Maker):
 
         Args:
             base: indices of images.
-            rank: number of the partner among all of another class, 0 to `others(base) - 1`.
+            rank: number of the partner among all of another class, 0 to `num_partners_of(base) - 1`.
 
         Returns:
             `[batch]` indices of the partners.
@@ -101,7 +101,7 @@ class PairMaker(Maker):
         base = images.targets["chosen"][indices, 0].to(self.source.labels.device)
         device = generator.device
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
-        num_partners = self.others(base)
+        num_partners = self.num_partners_of(base)
         rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
         pairs = torch.stack([base, self.partner(base, rank)], dim=1)
 
@@ -217,7 +217,7 @@ def make_pairs(
     """
     maker = PairMaker(source.to("cpu"), max_shift, pad, seed)
     base = torch.arange(len(source))
-    num_partners = maker.others(base)
+    num_partners = maker.num_partners_of(base)
     check_range("per_image", per_image, low=1, high=max(int(num_partners.min()) // 2, 1))
 
     random = np.random.RandomState(seed)

@@ -56,8 +56,8 @@ class PlaceMaker(Maker):
         moves = places - torch.stack([targets["top"], targets["left"]], dim=1)
         targets["top"], targets["left"] = places.unbind(dim=1)
         margin = self.canvas - min(self.content)
-        moved = place_images(images.inputs[indices], images.img_size, moves, margin)
-        return Batch(to_float(moved), targets, indices)
+        canvases = place_images(images.inputs[indices], images.img_size, moves, margin)
+        return Batch(to_float(canvases), targets, indices)
 
 
 def place_images(

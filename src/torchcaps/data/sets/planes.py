@@ -67,20 +67,16 @@ def _make_plane(num_points: int, random: Random) -> np.ndarray:
     tail = Surface(*random.uniform(TAIL[:, 0], TAIL[:, 1]))
     areas = np.array([np.pi * half_width, wings.area, tail.area])
     on_fuselage, on_wings, on_tail = random.multinomial(num_points, areas / areas.sum())
+    # The fuselage is an ellipse, whose half axes are 1 and `half_width`.
+    angle = random.uniform(0, 2 * np.pi, on_fuselage)
+    radius = np.sqrt(random.uniform(size=on_fuselage))
     return np.concatenate(
         [
-            _sample_fuselage(half_width, on_fuselage, random),
+            np.stack([radius * np.cos(angle), half_width * radius * np.sin(angle)], axis=1),
             _sample_surface(wings, on_wings, random),
             _sample_surface(tail, on_tail, random),
         ]
     )
-
-
-def _sample_fuselage(half_width: float, count: int, random: Random) -> np.ndarray:
-    """Uniform points `[count, 2]` in an ellipse, whose half axes are 1 and `half_width`."""
-    angle = random.uniform(0, 2 * np.pi, count)
-    radius = np.sqrt(random.uniform(size=count))
-    return np.stack([radius * np.cos(angle), half_width * radius * np.sin(angle)], axis=1)
 
 
 def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:

@@ -172,7 +172,17 @@ class Body:
         # A point of the unit cube is on the face that it is nearest to.
         size = local.abs()
         is_face = size >= size.amax(dim=-1, keepdim=True)
-        cone_normals = _cone_normals(local, self.top[solid])
+        # One of a cone is on its mantle or on a lid, as is nearer.
+        x, y, z = local.unbind(dim=-1)
+        top = self.top[solid]
+        slope = (top - 1) / 2
+        radius = (1 + top) / 2 + slope * z
+        mantle = torch.stack([x, y, -radius * slope], dim=-1)
+        zero = torch.zeros_like(x)
+        lid = torch.stack([zero, zero, z.sign()], dim=-1)
+        to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
+        is_lid = (1 - z.abs()).abs() < to_mantle
+        cone_normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
         normals = torch.where(kind == BLOCK, local.sign() * is_face, cone_normals)
         normals = torch.where(kind == BALL, local, normals)
 
@@ -253,19 +263,6 @@ def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> Interval:
 
 
 INTERSECTIONS = (_intersect_ball, _intersect_block, _intersect_cone)  # by kind
-
-
-def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
-    """Normals of unit cones at points `[points, 3]`: of the mantle or of a lid, as is nearer."""
-    x, y, z = local.unbind(dim=-1)
-    slope = (top - 1) / 2
-    radius = (1 + top) / 2 + slope * z
-    mantle = torch.stack([x, y, -radius * slope], dim=-1)
-    zero = torch.zeros_like(x)
-    lid = torch.stack([zero, zero, z.sign()], dim=-1)
-    to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
-    is_lid = (1 - z.abs()).abs() < to_mantle
-    return torch.where(is_lid.unsqueeze(-1), lid, mantle)
 
 
 SHAPES: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}

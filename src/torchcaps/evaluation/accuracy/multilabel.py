@@ -220,10 +220,10 @@ def class_areas(
     """
     columns = zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True)
     return [
-        auroc(activation[is_shown], activation[~is_shown])
-        if is_shown.any() and not is_shown.all()
+        auroc(activation[is_member], activation[~is_member])
+        if is_member.any() and not is_member.all()
         else None
-        for activation, is_shown in columns
+        for activation, is_member in columns
     ]
 
 

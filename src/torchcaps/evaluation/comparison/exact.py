@@ -151,6 +151,7 @@ def equivalence_test(
     Raises:
         ArgumentError: for arguments out of range.
     """
+    from scipy.special import rel_entr
     from scipy.stats import binom
 
     check_range("only_first", only_first, low=0)
@@ -161,8 +162,18 @@ def equivalence_test(
     k = min(only_first, only_second)  # of the one-sided test with the larger p-value
     # Less a little, so that rounding does not exclude test sets of an equal score.
     observed_score = _score(np.array(num_discordant), np.array(k), num_samples, margin) - 1e-9
+    # Shares of discordant images, from the margin to 1, that fit the observed one; none where far
+    # fewer images are discordant than the margin. Chernoff's bound: if n times the divergence is
+    # beyond log(2 / EXCLUDED), an observed share so far from the true one, on either side, has a
+    # probability below EXCLUDED.
+    observed = num_discordant / num_samples
+    shares = np.linspace(margin, 1, 20_001).clip(max=1 - 1e-12)
+    divergence = rel_entr(observed, shares) + rel_entr(1 - observed, 1 - shares)
+    shares = shares[num_samples * divergence <= math.log(2 / EXCLUDED)]
+    if len(shares):
+        shares = np.linspace(shares[0], shares[-1], NUM_SHARES)
     largest = 0.0
-    for discordant in _plausible_shares(num_discordant / num_samples, num_samples, margin):
+    for discordant in shares.tolist():
         m, probability = _probable_discordant(num_samples, discordant)
         # The smallest k of each m whose score is at least the observed one, by bisection.
         low = np.zeros_like(m)
@@ -205,21 +216,6 @@ def _score(m: np.ndarray, k: np.ndarray, n: int, margin: float) -> np.ndarray:
     q = (linear + np.sqrt(discriminant.clip(min=0))) / (4 * n)
     variance = n * (2 * q - margin * (1 + margin))
     return np.asarray((2 * k - m + n * margin) / np.sqrt(variance.clip(min=1e-12)))
-
-
-def _plausible_shares(observed_share: float, n: int, margin: float) -> list[float]:
-    """Return shares of discordant images, from the margin to 1, that fit the observed one.
-
-    The list is empty where none fits: far fewer images are discordant than the margin.
-    """
-    from scipy.special import rel_entr
-
-    # Chernoff's bound: if n times the divergence is beyond log(2 / EXCLUDED), an observed share so
-    # far from the true one, on either side, has a probability below EXCLUDED.
-    shares = np.linspace(margin, 1, 20_001).clip(max=1 - 1e-12)
-    divergence = rel_entr(observed_share, shares) + rel_entr(1 - observed_share, 1 - shares)
-    plausible = shares[n * divergence <= math.log(2 / EXCLUDED)]
-    return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist() if len(plausible) else []
 
 
 def _probable_discordant(n: int, discordant: float) -> tuple[np.ndarray, np.ndarray]:

@@ -118,7 +118,7 @@ def transform_images(
     theta = torch.cat([inverse * half / half.unsqueeze(1), (offset / half).unsqueeze(1)], dim=1)
     theta = theta.to(images).expand(len(images), -1, -1)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
 
 
 def affine_sweep(
@@ -152,7 +152,6 @@ def affine_sweep(
     check_labeled(images, labels)
     check_range("number of amounts", sum(map(len, (rotation, scale, shear, shift))), low=1)
     activations = image_activations(model, images)
-    check_labels(labels, activations.shape[1])
     curves = {
         kind: AffineCurve(
             UNITS[kind],

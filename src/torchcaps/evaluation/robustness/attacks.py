@@ -219,6 +219,7 @@ def carlini_wagner(
     check_positive(steps=steps, searches=searches)
 
     def search(x: Tensor, y: Tensor) -> Tensor:
+        label_index = y.unsqueeze(1)
         nearest = x.clone()
         distance = torch.full((len(x),), torch.inf, device=x.device)
         low = torch.zeros_like(distance)
@@ -232,7 +233,10 @@ def carlini_wagner(
                 with torch.enable_grad():
                     changed = (torch.tanh(w) + 1) / 2
                     square = (changed - x).square().flatten(1).sum(dim=1)
-                    lead = _lead(model(changed).float(), y)
+                    # The logit of each image's label, less the largest of another class.
+                    z = torch.logit(model(changed).float(), eps=EDGE) / 2  # atanh(2 |v| - 1)
+                    rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
+                    lead = (z.gather(1, label_index) - rival).squeeze(1)
                     loss = (square + c * lead.clamp(min=0)).sum()
                 norm = torch.where(lead < 0, square.sqrt(), torch.inf).detach()
                 is_nearer = (norm < distance).view(-1, 1, 1, 1)
@@ -248,14 +252,6 @@ def carlini_wagner(
         return nearest
 
     return attack_batches(model, images, labels, search)
-
-
-def _lead(activation: Tensor, labels: Tensor) -> Tensor:
-    """The logit of each image's label, less the largest of another class."""
-    z = torch.logit(activation, eps=EDGE) / 2  # atanh(2 |v| - 1)
-    label_index = labels.unsqueeze(1)
-    rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
-    return (z.gather(1, label_index) - rival).squeeze(1)
 
 
 def sign_noise(images: Images, eps: float) -> Images:

@@ -200,13 +200,13 @@ class Diagnosis(EvaluationResult):
         course = self.iterations
         rows = [list(filter(None, row)) for row in course.class_straightness]
         straight = tuple(sum(row) / len(row) for row in rows if row)
-        where = "for the true class"
+        place = "for the true class"
         if not straight and course.straightness:
             straight = list(course.straightness.values())[-1]
-            where = "for a parent"
+            place = "for a parent"
         if not straight:
             return []
-        answer = f"straightness {where}: {' → '.join(f'{figure:.2f}' for figure in straight)}"
+        answer = f"straightness {place}: {' → '.join(f'{figure:.2f}' for figure in straight)}"
         passed = straight[-1] > SHARPER * straight[0]
         return [Check(passed, "Does routing bring votes to agree?", answer)]
 
@@ -220,10 +220,10 @@ class Diagnosis(EvaluationResult):
     ) -> list[Check]:
         """The check of one measure for the layer where it is worst; none if no layer has it."""
         measures = [(getattr(layer, name), layer.name) for layer in self.layers]
-        known = [(measure, layer) for measure, layer in measures if measure is not None]
-        if not known:
+        pairs = [(measure, layer) for measure, layer in measures if measure is not None]
+        if not pairs:
             return []
-        worst, layer = max(known, key=lambda pair: badness(pair[0]))
+        worst, layer = max(pairs, key=lambda pair: badness(pair[0]))
         place = f", {layer}" if len(self.layers) > 1 else ""
         return [Check(passes(worst), question, words(worst) + place)]
 

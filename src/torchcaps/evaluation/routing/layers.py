@@ -203,8 +203,8 @@ def vote_paths(model: nn.Module, image: Float[Tensor, "channels height width"]) 
     with evaluating(model), children_of(model) as children:
         for count in range(1, router.num_iterations + 1):
 
-            def change(each: Router, count: int = count) -> Router:
-                return each.with_iterations(count) if each is router else each
+            def change(candidate: Router, count: int = count) -> Router:
+                return router.with_iterations(count) if candidate is router else candidate
 
             with swapped_routers(model, change), record_routing(model) as record:
                 model(images.to(device_of(model)))
