@@ -29,6 +29,8 @@ Activations = Float[Tensor, "n classes"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps activations `[batch, classes]` and labels `[batch]` to their mean loss."""
 Progress = Callable[[int, int], None]
+Json = dict[str, Any]
+Row = tuple[str, ...]  # of a table
 Series = tuple[float, ...]
 """A figure at each amount, iteration or layer, in their order."""
 
@@ -42,11 +44,11 @@ ROUNDING = 0.01
 class TextTable(NamedTuple):
     """A table as text."""
 
-    heads: tuple[str, ...]  # of the columns
-    rows: Sequence[tuple[str, ...]]
+    heads: Row  # of the columns
+    rows: Sequence[Row]
 
     @property
-    def lines(self) -> list[tuple[str, ...]]:
+    def lines(self) -> list[Row]:
         """The heading, then the rows."""
         return [self.heads, *self.rows]
 
@@ -62,7 +64,7 @@ class EvaluationResult:
     derived: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[Mapping[str, float]] = {}  # metrics that a run asks for; see `with_extra`
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The figures, ready for JSON, with the derived ones."""
         parts = {
             name: part.to_dict()
@@ -117,7 +119,7 @@ class MetricResult(EvaluationResult):
         score = self.figures[self.score]
         return f"{in_words(self.score)} {score:.4f} on {self.num_samples:,} images"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return {**self.figures, **self.extra, "num_samples": self.num_samples}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.functional import standardize
-from torchcaps.models._pretrained import Options, described_sizes, read_description
+from torchcaps.models._pretrained import Arguments, Options, described_sizes, read_description
 from torchcaps.models._registry import create_model
 from torchcaps.registry import Registry
 
@@ -64,7 +64,7 @@ Example:
 """
 
 
-def create_backbone(backbone: str | Options) -> tuple[Backbone, dict[str, Any]]:
+def create_backbone(backbone: str | Options) -> tuple[Backbone, Arguments]:
     """A backbone, and what builds it again without its weights.
 
     Args:
@@ -77,7 +77,7 @@ def create_backbone(backbone: str | Options) -> tuple[Backbone, dict[str, Any]]:
     Raises:
         ArgumentError: there is no such backbone, or it cannot be read.
     """
-    arguments: dict[str, Any] = {"pretrained": True}
+    arguments: Arguments = {"pretrained": True}
     if isinstance(backbone, Mapping):
         arguments = {**backbone, "pretrained": False}
         source = str(arguments.pop("source", ""))
@@ -132,7 +132,7 @@ def run_backbone(
         model: name of the network.
         options: that it is built with, sizes among them.
     """
-    arguments: dict[str, Any] = {"model": model, "options": dict(options or {})}
+    arguments: Arguments = {"model": model, "options": dict(options or {})}
     if pretrained and file is not None:
         description = read_description(file)
         options = described_sizes(description) | description["options"]
@@ -225,7 +225,7 @@ def transformers_class(config: Any) -> Any:
     raise ValueError(f"no model is known for a configuration {type(config).__name__}")
 
 
-def transformers_recipe(backbone: Backbone) -> dict[str, Any] | None:
+def transformers_recipe(backbone: Backbone) -> Arguments | None:
     """What builds a module of transformers again; None for another module."""
     kind = type(backbone.module)
     config = getattr(backbone.module, "config", None)

@@ -189,24 +189,21 @@ def robustness(run: EvaluatedRun) -> Figures:
         shift=(2, 4),
     )
     accuracies = [share for curve in sweep.curves.values() for share in curve.accuracy]
+    figures: Figures = {}
+    attacks = {}
+    for name in ("fgsm", "bim", "pgd"):  # through the gradient
+        attack = evaluation.attack_sweep(run.model, *attacked, STRENGTHS, attack=name)
+        figures[f"{name}_accuracy"] = attack.mean
+        attacks[name] = attack.to_dict()
     return {
         "affine_accuracy": mean(accuracies),
         "affine": sweep.to_dict(),
-        **_attacks(run.model, *attacked),
+        "attacks": attacks,
+        **figures,
         **_rejection(run, images),
         "calibration_error": evaluate_task(run.task, subset).to_dict()["calibration_error"],
         **_detection(run, *attacked),
     }
-
-
-def _attacks(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
-    """Accuracy under attacks through the gradient, a mean over their strengths."""
-    figures: Figures = {"attacks": {}}
-    for name in ("fgsm", "bim", "pgd"):
-        sweep = evaluation.attack_sweep(model, images, labels, STRENGTHS, attack=name)
-        figures[f"{name}_accuracy"] = sweep.mean
-        figures["attacks"][name] = sweep.to_dict()
-    return figures
 
 
 def _rejection(run: EvaluatedRun, images: Tensor) -> Figures:

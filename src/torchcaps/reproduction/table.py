@@ -129,31 +129,30 @@ def results_table(results: Runs) -> TextTable:
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.recipe, result.row, result.budget), []).append(result)
-    return TextTable(HEADING, [_results_row(group) for group in groups.values()])
-
-
-def _results_row(seeds: list[Result]) -> tuple[str, ...]:
-    """One row of a recipe, from the results of its seeds."""
-    first = seeds[0]
-    columns = {name: [result.figures.get(name) for result in seeds] for name in first.shown}
-    metrics = [
-        f"{in_words(name)} {over_seeds(name, figures)}"
-        for name, figures in columns.items()
-        if any(isinstance(figure, int | float) for figure in figures)
-    ]
-    published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
-    epochs = sorted({result.epochs for result in seeds})
-    return (
-        first.recipe,
-        first.row,
-        first.budget,
-        "; ".join(metrics) or "-",
-        "; ".join(published) or "-",
-        str(len(seeds)),
-        f"{first.parameters:,}",
-        "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
-        _minutes(seeds),
-    )
+    rows = []
+    for seeds in groups.values():
+        first = seeds[0]
+        columns = {name: [result.figures.get(name) for result in seeds] for name in first.shown}
+        metrics = [
+            f"{in_words(name)} {over_seeds(name, figures)}"
+            for name, figures in columns.items()
+            if any(isinstance(figure, int | float) for figure in figures)
+        ]
+        published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
+        epochs = sorted({result.epochs for result in seeds})
+        row = (
+            first.recipe,
+            first.row,
+            first.budget,
+            "; ".join(metrics) or "-",
+            "; ".join(published) or "-",
+            str(len(seeds)),
+            f"{first.parameters:,}",
+            "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
+            _minutes(seeds),
+        )
+        rows.append(row)
+    return TextTable(HEADING, rows)
 
 
 def over_seeds(name: str, figures: Sequence[float | None]) -> str:
@@ -249,11 +248,26 @@ def field_tables(results: Runs) -> dict[str, TextTable]:
     """
     tables = {}
     for data, systems in _field(results).items():
-        rows = [
-            _field_row(name, systems[name], systems.get(name + UNIFORM_SUFFIX, []))
-            for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name])))
-            if not name.endswith(UNIFORM_SUFFIX)
-        ]
+        rows = []
+        for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name]))):
+            if name.endswith(UNIFORM_SUFFIX):
+                continue
+            seeds = systems[name]
+            without_routing = systems.get(name + UNIFORM_SUFFIX, [])
+            first = seeds[0]
+            speeds = [result.images_per_second for result in seeds if result.images_per_second]
+            row = (
+                name,
+                f"{first.parameters:,}",
+                over_seeds("products", [first.figures.get("products")]),
+                over_seeds("accuracy", _accuracies(seeds)),
+                over_seeds("accuracy", _accuracies(without_routing)),
+                str(len(seeds)),
+                str(first.epochs),
+                f"{mean(speeds):,.0f}" if speeds else "-",
+                _minutes(seeds),
+            )
+            rows.append(row)
         tables[data] = TextTable(FIELD_HEADING, rows)
     return tables
 
@@ -266,23 +280,6 @@ def _field(results: Runs) -> dict[str, dict[str, list[Result]]]:
             systems = field.setdefault(result.recipe.removeprefix(FIELD_PREFIX), {})
             systems.setdefault(result.row, []).append(result)
     return field
-
-
-def _field_row(name: str, seeds: Runs, without_routing: Runs) -> tuple[str, ...]:
-    """One system of the field, from the results of its seeds with and without its routing."""
-    first = seeds[0]
-    speeds = [result.images_per_second for result in seeds if result.images_per_second]
-    return (
-        name,
-        f"{first.parameters:,}",
-        over_seeds("products", [first.figures.get("products")]),
-        over_seeds("accuracy", _accuracies(seeds)),
-        over_seeds("accuracy", _accuracies(without_routing)),
-        str(len(seeds)),
-        str(first.epochs),
-        f"{mean(speeds):,.0f}" if speeds else "-",
-        _minutes(seeds),
-    )
 
 
 def _accuracies(seeds: Runs) -> list[float]:

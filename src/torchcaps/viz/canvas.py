@@ -19,6 +19,7 @@ except ImportError as error:
     ) from error
 
 Floats = NDArray[np.float64]
+Names = Sequence[str]
 Pixels = NDArray[np.uint8]
 
 MAX_IMAGES = 1024  # of one argument

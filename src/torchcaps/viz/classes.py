@@ -20,6 +20,7 @@ from torchcaps.viz.canvas import (
     Axes,
     Figure,
     Floats,
+    Names,
     new_figure,
     pictures,
     plain,
@@ -41,7 +42,7 @@ READINGS = {"normalized": "activations divided by their sum", "length": "longest
 BAR_STYLE: dict[str, Any] = {"align": "edge", "edgecolor": "white", "lw": 0.5}
 
 
-def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
+def confusion_matrix(matrix: ArrayLike, classes: Names) -> Figure:
     """Draw counts of true against predicted classes, colored by the share of the true class.
 
     The colors follow the square root of the share, so that rare confusions show beside a strong
@@ -109,7 +110,7 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
 
 def per_class_bars(
     accuracies: Sequence[float | None],
-    classes: Sequence[str],
+    classes: Names,
     counts: Sequence[int],
 ) -> Figure:
     """Draw the accuracy of each class as a bar, and the accuracy over all samples as a line.
@@ -166,7 +167,7 @@ def activation_bars(
     activations: ArrayLike,
     labels: ArrayLike,
     *,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw example images with the lengths of their class capsules as bars under each.
 

@@ -27,6 +27,7 @@ from torchcaps.viz.canvas import (
     Axes,
     Figure,
     Floats,
+    Names,
     line,
     new_figure,
     panels,
@@ -155,7 +156,7 @@ def _draw_accuracy(axes: Axes, figures: Diagnosis) -> None:
     _style_shares(axes, f"accuracy with these couplings, {count:,} images", list(accuracies))
 
 
-def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
+def _style_shares(axes: Axes, title: str, names: Names = ()) -> None:
     """Style a panel of shares, with names along it."""
     plain(axes, title, grid=True)
     axes.grid(False, axis="x")
@@ -213,10 +214,10 @@ def vote_paths(
     votes: ArrayLike,
     activation: ArrayLike,
     *,
-    classes: Sequence[str],
+    classes: Names,
     image: ArrayLike | None = None,
     gaussian: bool = False,
-    titles: Sequence[str] = (),
+    titles: Names = (),
 ) -> Figure:
     """Draw the votes for each class tip to tail, as a rosette after each iteration.
 
@@ -328,7 +329,7 @@ def vote_film(
         )
 
 
-def _draw_rim(axes: Axes, reach: Floats, names: Sequence[str]) -> Floats:
+def _draw_rim(axes: Axes, reach: Floats, names: Names) -> Floats:
     """Two circles, and the names around them. Returns `[parents, 2, 2]`, the turn of each."""
     parents = len(names)
     named = range(parents) if parents <= MAX_NAMED else np.argsort(-reach)[:NUM_NAMED]

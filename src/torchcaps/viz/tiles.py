@@ -41,6 +41,7 @@ from torchcaps.viz.canvas import (
     TEXT,
     Figure,
     Floats,
+    Names,
     Pixels,
     new_figure,
     pictures,
@@ -90,7 +91,7 @@ def reconstructions(
     labels: ArrayLike,
     *,
     predictions: ArrayLike,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw originals over their reconstructions, ten pairs a row.
 
@@ -135,7 +136,7 @@ def overlaps(
     *,
     selected: ArrayLike,
     lengths: ArrayLike,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw images of two overlapping digits over the two reconstructions of each.
 
@@ -205,7 +206,7 @@ def masks(
     true: ArrayLike,
     predicted: ArrayLike,
     *,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw a row of images, and rows of the same under their true and predicted masks.
 
@@ -257,7 +258,7 @@ def coupling_map(
     *,
     selected: ArrayLike,
     lengths: ArrayLike,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw images over the same with a map of support.
 
@@ -323,7 +324,7 @@ def perturbations(
     offsets: ArrayLike,
     *,
     title: str = "",
-    names: Sequence[str] = (),
+    names: Names = (),
 ) -> Figure:
     """Draw reconstructions of one image from its pose with one changed dimension.
 

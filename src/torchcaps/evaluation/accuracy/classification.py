@@ -7,7 +7,7 @@ accuracy, macro F1 and AUROC are means over classes, defined as in scikit-learn
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from jaxtyping import Int64, Shaped
@@ -24,6 +24,7 @@ from torchcaps.evaluation.accuracy.multilabel import (
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
+    Json,
     Labels,
     Loss,
     TextTable,
@@ -105,7 +106,7 @@ class Evaluation(EvaluationResult):
     loss_name: str = field(default="margin", kw_only=True)
     groups: Labels | None = field(default=None, kw_only=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything but the tensors per sample, ready for JSON.
 
         `calibration_error` is that of the longest capsule's length; `calibration` holds both

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
+from torchcaps.evaluation.base import EvaluationResult, Json, TextTable, check_like
 from torchcaps.transfer import widen
 from torchcaps.words import format_metric
 
@@ -51,7 +50,7 @@ class ValueFigures(EvaluationResult):
             f"{self.num_samples:,} images{self.extra_words}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The figures, ready for JSON, without the values themselves."""
         figures = super().to_dict()
         del figures["true"], figures["predicted"]

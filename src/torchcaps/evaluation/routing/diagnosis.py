@@ -18,6 +18,7 @@ from torchcaps.errors import AblationUnsupportedError, check_range
 from torchcaps.evaluation.base import (
     EvaluationResult,
     Images,
+    Json,
     Labels,
     TextTable,
     check_labels,
@@ -252,7 +253,7 @@ class Diagnosis(EvaluationResult):
                 sentences[f"{layer.name}: {measure}"] = sentence
         return sentences
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         checks = [check._asdict() for check in self.checks()]
         return super().to_dict() | {
             "verdict": self.verdict,
@@ -304,7 +305,7 @@ def diagnose(
     course = {"children": couplings.capsule_activity(first.extras["children"])}
     layers = []
     for name, trace in traces.items():
-        measures: dict[str, Any] = {"starvation": starvation[name]}
+        measures: Json = {"starvation": starvation[name]}
         if routers[name].normalized:
             measures["entropy"] = couplings.coupling_entropy(trace)
             measures["dynamics"] = couplings.coupling_dynamics(trace, labels)
