@@ -220,7 +220,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         run.images.float_images(worst),
         activations,
         labels,
-        classes=viz.names.drawable(run.images.classes),
+        classes=viz.canvas.drawable(run.images.classes),
     )
     return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
 
@@ -317,7 +317,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         torch.where(is_right, support.selected, labels.argmax(dim=1)),
         selected=support.selected,
         lengths=support.activations.gather(1, winner).squeeze(1),
-        classes=viz.names.drawable(classes),
+        classes=viz.canvas.drawable(classes),
     )
     num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"

@@ -21,12 +21,14 @@ from torchcaps.viz.canvas import (
     Figure,
     Floats,
     Names,
+    class_indices,
     new_figure,
     pictures,
     plain,
+    short_names,
+    sized_array,
     tile_size,
 )
-from torchcaps.viz.names import class_indices, short_names, sized_array
 
 MAX_NAMES = 60  # class names on an axis, or bars
 

@@ -32,8 +32,10 @@ from torchcaps.viz.canvas import (
     new_figure,
     panels,
     plain,
+    short,
+    short_names,
+    sized_array,
 )
-from torchcaps.viz.names import short, short_names, sized_array
 
 Metrics = Sequence[Mapping[str, float | None]]
 """One row an epoch."""

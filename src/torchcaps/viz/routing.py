@@ -33,8 +33,10 @@ from torchcaps.viz.canvas import (
     panels,
     pictures,
     plain,
+    short,
+    short_names,
+    sized_array,
 )
-from torchcaps.viz.names import short, short_names, sized_array
 
 MAX_LEVEL_NAMES = 4  # more names along an axis are written aslant
 BAR_STEP = 0.27

@@ -43,12 +43,14 @@ from torchcaps.viz.canvas import (
     Floats,
     Names,
     Pixels,
+    class_indices,
     new_figure,
     pictures,
+    short_names,
+    sized_array,
     tile_grid,
     tile_size,
 )
-from torchcaps.viz.names import class_indices, short_names, sized_array
 
 # Sizes of the layout in pairs, in inches.
 LINE_HEIGHT = 0.15
