@@ -93,7 +93,14 @@ def set_facts(name: str) -> dict[str, Any]:
 
 def published_set(name: str, **fields: Any) -> DatasetInfo:
     """All that is known about a set: its facts, and the fields that no table can hold."""
-    return DatasetInfo(**set_facts(name) | fields)
+    from torchcaps.data.sources import Archive, Mirror
+
+    facts = set_facts(name)
+    facts["sources"] = tuple(
+        Mirror(**source) if "base" in source else Archive(**source)
+        for source in facts.get("sources", ())
+    )
+    return DatasetInfo(**facts | fields)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ from pathlib import Path
 
 from torchcaps.data._registry import published_set, register_derived, set_facts
 from torchcaps.data.idx import register_idx
-from torchcaps.data.sources import Mirror
 
 INFO = published_set(
     "fashion-mnist",
-    sources=(Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),),
     system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
 )
 TREE = set_facts("fashion-mnist-tree")

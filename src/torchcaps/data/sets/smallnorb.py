@@ -27,7 +27,6 @@ from torchcaps.data._registry import (
 from torchcaps.data.classes import Labels
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.reading import open_file, plain_or_packed, to_array
-from torchcaps.data.sources import Mirror
 from torchcaps.errors import ArgumentError, DataError, check_known
 
 DTYPES: dict[int, np.dtype[Any]] = {
@@ -49,10 +48,7 @@ EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
 # Codes of the familiar views: azimuths of 300° to 40°, in tens of degrees; elevations of 30° to
 # 40°. A third of all views is familiar.
 FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
-INFO = published_set(
-    "smallnorb",
-    sources=(Mirror("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),),
-)
+INFO = published_set("smallnorb")
 
 
 def read_matrix(path: str | Path) -> np.ndarray:
