@@ -28,15 +28,15 @@ MAX_MASK_VALUE = 32  # of a mask without a table of classes
 OPACITY = 0.45  # of the class colors in an overlay
 # Distinct under every common color blindness, as far as possible; the background is black.
 COLORS = (
-    (0, 0, 0),
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (240, 228, 66),
-    (0, 114, 178),
-    (213, 94, 0),
-    (204, 121, 167),
-    (160, 160, 160),
+    "000000",
+    "E69F00",
+    "56B4E9",
+    "009E73",
+    "F0E442",
+    "0072B2",
+    "D55E00",
+    "CC79A7",
+    "A0A0A0",
 )
 
 
@@ -58,7 +58,7 @@ def masked_set(images: Tensor, masks: Tensor, classes: tuple[str, ...], name: st
 
 def palette(num_classes: int) -> np.ndarray:
     """Colors of classes, uint8 `[num_classes, 3]`, the background first."""
-    colors = list(COLORS[:num_classes])
+    colors = [tuple(bytes.fromhex(color)) for color in COLORS[:num_classes]]
     for index in range(len(COLORS), num_classes):
         rgb = colorsys.hsv_to_rgb(0.618 * index % 1, 0.65, 0.9 - 0.35 * (index % 3) / 2)
         colors.append(tuple(np.rint(255 * np.array(rgb))))
