@@ -337,25 +337,21 @@ def score_segmentation(drawings: Drawings, digits: Drawings) -> Segmentation:
     # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.
     is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
+    # Over the pixels of a picture, where both vary.
+    x = drawings.flatten(2)
+    y = digits.flatten(2)
+    x = x - x.mean(dim=2, keepdim=True)
+    y = y - y.mean(dim=2, keepdim=True)
+    norms = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
+    varies = norms > 1e-12
+    correlations = (x * y).sum(dim=2)[varies] / norms[varies]
     return Segmentation(
         error=float((drawings - digits).square().mean()),
         iou=float((intersection / union).nan_to_num(1.0).mean()),
         ink_right=float((ink * is_brightest).sum() / ink.sum()) if ink.any() else None,
-        correlation=_correlation(drawings.flatten(2), digits.flatten(2)),
+        correlation=float(correlations.mean()) if varies.any() else None,
         num_samples=len(drawings),
     )
-
-
-def _correlation(x: Tensor, y: Tensor) -> float | None:
-    """The mean correlation of pictures `[n, k, pixels]` over their pixels, where both vary."""
-    x = x - x.mean(dim=2, keepdim=True)
-    y = y - y.mean(dim=2, keepdim=True)
-    x_power = x.square().sum(dim=2)
-    y_power = y.square().sum(dim=2)
-    norms = (x_power * y_power).sqrt()
-    varies = norms > 1e-12
-    correlations = (x * y).sum(dim=2)[varies] / norms[varies]
-    return float(correlations.mean()) if varies.any() else None
 
 
 @dataclass(frozen=True, eq=False)

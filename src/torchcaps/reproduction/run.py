@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchcaps import plugins
-from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.errors import RunError, UnknownNameError, check_positive
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import EvaluatedRun, evaluate, open_task
 from torchcaps.reproduction.measures import MEASURES
@@ -60,7 +60,7 @@ def reproduce(
     """
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
-    check_range("seeds", seeds, low=1)
+    check_positive(seeds=seeds)
     check_measures(recipe)
     results = Results()
     all_rows = recipe.rows_of(budget)

@@ -19,7 +19,7 @@ from torchcaps.data.augment.changes import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.pixels import random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
-from torchcaps.errors import DataError, check_range
+from torchcaps.errors import DataError, check_positive, check_range
 from torchcaps.transfer import to_device
 
 CHUNK = 512  # images warped at a time
@@ -150,7 +150,7 @@ def affine_copies(
     Raises:
         DataError: for other images, or one that does not fit the canvas.
     """
-    check_range("copies", copies, low=1)
+    check_positive(copies=copies)
     if source.images.dtype != torch.uint8 or source.in_chans != 1:
         raise DataError(f"{source.name}: expected uint8 images of one channel, got {source!r}")
     random = np.random.RandomState(seed)

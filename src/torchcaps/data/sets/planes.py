@@ -13,7 +13,7 @@ import numpy as np
 from torchcaps.data._registry import ReadRequest, published_set, register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.points import point_set, standardized_points
-from torchcaps.errors import check_range
+from torchcaps.errors import check_positive, check_range
 
 Random = np.random.RandomState
 POINTS = 256
@@ -53,7 +53,7 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> Dataset:
     Raises:
         ValueError: for counts out of range.
     """
-    check_range("count", count, low=1)
+    check_positive(count=count)
     check_range("points", points, low=2)
     random = Random(seed)
     planes = np.stack([_make_plane(points, random) for _ in range(count)])

@@ -17,7 +17,7 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.masks import masked_set
 from torchcaps.data.reading import open_arrays
 from torchcaps.data.sources import Rendering, writing
-from torchcaps.errors import check_range
+from torchcaps.errors import check_positive, check_range
 
 FINE = 3  # rays of a pixel along each axis
 NOISE = 12  # standard deviation, of 255
@@ -41,7 +41,7 @@ def render_shapes(count: int, size: int = 64, *, seed: int = 0) -> Dataset:
     Raises:
         ValueError: for a count or size out of range.
     """
-    check_range("count", count, low=1)
+    check_positive(count=count)
     check_range("size", size, low=16)
     scenes = (_render_scene(np.random.RandomState([seed, k]), size) for k in range(count))
     images, masks = (torch.from_numpy(np.stack(column)) for column in zip(*scenes, strict=True))
