@@ -30,6 +30,7 @@ def test_the_planes_are_always_the_same():
     assert train.classes == ("plane",)
     assert torch.equal(make_planes(3, seed=1).images, test.images[:3])
     assert "64 images 2 × 256 × 1 float32, 1 classes: plane" in repr(test)
+    assert test.preprocess.size_in_words(test.inputs.shape) == "256 points in 2 dimensions each"
     mean = train.images.squeeze(3).mean(dim=2)
     torch.testing.assert_close(mean, torch.zeros(512, 2), atol=1e-6, rtol=0)
     torch.testing.assert_close(

@@ -1,6 +1,6 @@
 """Sets of points, read from `.npz`, as images one pixel wide: channels are coordinates, rows points."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +47,13 @@ class PointPreprocess(Preprocess, kind="points"):
         if (num_points, in_chans or dim) != (points, dim):
             raise DataError(
                 f"{source}: expected {num_points} points in {in_chans or dim} dimensions, "
-                f"got {points:,} points in {dim} dimensions each; sets of points are not resized"
+                f"got {cls.size_in_words(inputs.shape)}; sets of points are not resized"
             )
         return inputs
+
+    @classmethod
+    def size_in_words(cls, shape: Sequence[int]) -> str:
+        return f"{shape[2]:,} points in {shape[1]} dimensions each"
 
     def is_input(self, path: str) -> bool:
         return Path(path).suffix.lower() == ".npz"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -136,6 +136,20 @@ class Preprocess:
             The inputs.
         """
         return fit_images(inputs, img_size, in_chans)
+
+    @classmethod
+    def size_in_words(cls, shape: Sequence[int]) -> str:
+        """Sides and channels of an input.
+
+        Args:
+            shape: of all inputs of a set.
+
+        Returns:
+            The words.
+        """
+        _, channels, height, width = shape
+        colors = {1: "gray", 3: "color"}.get(channels, f"{channels} channels")
+        return f"{width} × {height} pixels (width × height), {colors}"
 
     @property
     def is_picture(self) -> bool:
