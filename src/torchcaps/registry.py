@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchcaps import plugins
+import torchcaps.plugins as plugins  # not `from torchcaps`, whose names need this module
 from torchcaps.errors import ArgumentError, UnknownNameError, check_known
 
 T = TypeVar("T")
@@ -215,8 +215,9 @@ def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], obje
             modules[name] = module
 
     def load(name: str) -> object:
-        if name in modules:
-            return getattr(importlib.import_module(modules[name]), name)
+        home = modules.get(name, package)
+        if home != package:
+            return getattr(importlib.import_module(home), name)
         if not name.startswith("_") and find_spec(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

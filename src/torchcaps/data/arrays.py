@@ -70,10 +70,10 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         training_labels = arrays[training_names[1]] if training_names else labels
         targets = _read_labels(path, labels, training_labels, arrays.get("classes"))
         pixels = array_images(str(path), images, request.in_chans)
-    whole = Dataset(pixels, targets.tensors, targets.classes, path.stem)
+    dataset = Dataset(pixels, targets.tensors, targets.classes, path.stem)
     if names not in ARRAY_NAMES:  # of a split
-        return whole
-    return whole.subset(in_split(str(path), first_labels(whole.labels), request))
+        return dataset
+    return dataset.subset(in_split(str(path), first_labels(dataset.labels), request))
 
 
 register_format(

@@ -346,7 +346,7 @@ def reconstruct_run(
         decoded.images,
         decoded.predictions if labels is None else labels[indices],
         predictions=decoded.predictions,
-        classes=viz.names.drawable(model_metadata(model).classes),
+        classes=viz.canvas.drawable(model_metadata(model).classes),
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
@@ -385,7 +385,7 @@ def perturb_run(
 
     model, originals, labels, names = _choose_examples(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
-    classes = viz.names.drawable(model_metadata(model).classes)
+    classes = viz.canvas.drawable(model_metadata(model).classes)
     unique_name = UniqueNames()
     pictures = []
     for index, name in enumerate(names):
@@ -444,7 +444,7 @@ def animate_run(
             paths.coupling,
             paths.votes,
             paths.activation,
-            classes=viz.names.drawable(model_metadata(model).classes),
+            classes=viz.canvas.drawable(model_metadata(model).classes),
             image=image,
             gaussian=paths.agreement,
         )

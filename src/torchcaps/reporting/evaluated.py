@@ -19,9 +19,8 @@ from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.data.files import identities
 from torchcaps.errors import ArgumentError, RunError, check_range
 from torchcaps.evaluation import Diagnosis, Evaluation, compare_answers, compare_runs, diagnose
-from torchcaps.evaluation.base import EvaluationResult
+from torchcaps.evaluation.base import EvaluationResult, proportion
 from torchcaps.evaluation.comparison.compare import BaseComparison
-from torchcaps.evaluation.forward import proportion
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.reporting.api import open_task
 from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly

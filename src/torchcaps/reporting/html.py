@@ -40,8 +40,7 @@ from torchcaps.evaluation import (
     compare_answers,
     example_indices,
 )
-from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
@@ -215,7 +214,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         run.images.float_images(worst),
         activations,
         labels,
-        classes=viz.names.drawable(run.images.classes),
+        classes=viz.canvas.drawable(run.images.classes),
     )
     return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
 
@@ -312,7 +311,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         torch.where(is_right, support.selected, labels.argmax(dim=1)),
         selected=support.selected,
         lengths=support.activations.gather(1, winner).squeeze(1),
-        classes=viz.names.drawable(classes),
+        classes=viz.canvas.drawable(classes),
     )
     num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"

@@ -13,7 +13,7 @@ from torchcaps import models
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.forward import image_activations
+from torchcaps.evaluation.base import image_activations
 from torchcaps.models._pretrained import DEFAULT_MODEL
 from torchcaps.training.callbacks import Callback, copy_state
 from torchcaps.training.fitting import fit
