@@ -306,7 +306,8 @@ def test_the_document_has_the_cost_of_each_claim(request):
     for claim in claims:
         trainings = f"{claim.seeds} seeds of {len(claim.arms)} arms"
         assert f"| `{claim.name}` | {trainings} | {claim.cost:.1f} |" in text
-    assert f"take {sum(claim.cost for claim in claims):.1f} core-hours" in text
+    published = sum(claim.cost for claim in claims if claim.family == "published")
+    assert f"take {published:.1f} core-hours" in text
 
 
 @pytest.mark.parametrize("name", list_claims())
