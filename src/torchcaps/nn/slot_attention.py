@@ -6,8 +6,9 @@ start is the same for every sample while the router evaluates, so that a call is
 norms and the recurrent unit have torch's constants (1e-5, and its uniform start).
 
 What comes in: the pose x_i of each child i. What goes out: the pose s_j of each parent j, a slot,
-and the couplings c_ij, the share of child i that belongs to slot j. Each child makes one vote for
-all slots, so that the matrices of a layer, one for each pair, have no part in it.
+and the couplings c_ij, the share of child i that belongs to slot j. The authors' network has
+`SharedVotes`: a child makes one vote for all slots, and these are exchangeable. With other votes,
+such as one matrix for each pair, each slot has a task of its own.
 
 Shapes: `...` is the batch and the positions of the parents on a map; d are the numbers of a slot.
 """
@@ -20,10 +21,12 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional.bounds import clamp_finite, factor_limit
+from torchcaps.functional.fields import Field
 from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.votes import checked
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 Start = Literal["random", "learned"]
@@ -34,13 +37,13 @@ EPSILON = 1e-8  # added to couplings, so that a slot that won nothing takes the 
 class SlotAttention(Router):
     """Slots share each child among themselves, and take the mean of their shares.
 
-        x_i = norm(x_i);  k_i = W_k x_i;  v_i = W_v x_i
+        k_i = W_k x_i
         s_j = mu + sigma * normal noise, or learned for each slot                        (1)
         repeat `iterations` times:
             q_j = W_q norm(s_j)
             c_i = softmax over slots of <k_i, q_j> / sqrt(d)                             (2)
             w_ij = (c_ij + 1e-8) / sum_i (c_ij + 1e-8)                                   (3)
-            u_j = sum_i w_ij v_i                                                         (4)
+            u_j = sum_i w_ij V_ij                                                        (4)
             s_j = GRU(u_j, s_j);  s_j = s_j + MLP(norm(s_j))                             (5)
 
     In training the noise is drawn anew in every call. Evaluation has the same noise for every
@@ -49,13 +52,17 @@ class SlotAttention(Router):
 
     An ablation keeps all iterations, as the recurrent unit and the MLP work in each of them.
 
+    Example:
+        >>> votes = SharedVotes(LayerSizes(children=64, in_dim=32, parents=7, dim=64))
+        >>> layer = RoutedLayer(votes, "slot_attention")
+
     Args:
         iterations: from 1 to 100; the paper has 3.
         start: "random" has one mean mu and one deviation sigma for all slots, whose number may
             then change after the training; "learned" has a start of each slot and no noise.
         hidden: width of the MLP, at least 1.
-        detach: send the gradient through the last iteration alone (arXiv 2207.00787), in constant
-            memory. The start then has no gradient.
+        detach: send the gradient through the last iteration alone, in constant memory (arXiv
+            2207.00787). The start gets that of the slots before it (arXiv 2210.08990).
 
     Attributes:
         mean: mu `[1, d]`; of learned starts `[slots, d]`.
@@ -67,7 +74,7 @@ class SlotAttention(Router):
 
     activation = "none"  # nothing says whether a slot is present
     permutation_equivariant = False  # the noise of a slot is that of its place
-    needs_votes = False  # one vote of a child for all slots, made here of its pose
+    adds_bias = True  # `route` adds the learned bias of the layer to u
     convention = "type"  # the slots of one position compete
 
     def __init__(
@@ -98,11 +105,9 @@ class SlotAttention(Router):
             sizes: numbers of children and slots, and the dimensions of their poses.
         """
         dim = sizes.dim
-        self.norm_inputs = nn.LayerNorm(sizes.in_dim)
         self.norm_slots = nn.LayerNorm(dim)
         self.norm_mlp = nn.LayerNorm(dim)
         self.key = nn.Linear(sizes.in_dim, dim, bias=False)
-        self.value = nn.Linear(sizes.in_dim, dim, bias=False)
         self.query = nn.Linear(dim, dim, bias=False)
         self.gru = nn.GRUCell(dim, dim)
         self.expand = nn.Linear(dim, self.hidden)
@@ -113,31 +118,30 @@ class SlotAttention(Router):
         if not is_learned:
             self.log_deviation = nn.Parameter(torch.empty(1, dim))
             starts.append(self.log_deviation)
-        for parameter in (*starts, self.key.weight, self.value.weight, self.query.weight):
+        for parameter in (*starts, self.key.weight, self.query.weight):
             nn.init.xavier_uniform_(parameter)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Update slots `iterations` times.
 
         Args:
-            votes: of a layer, with `pose` x `[..., i, in_dim]` of the children.
+            votes: V of a layer, stored or not, with `pose` x `[..., i, in_dim]` of the children.
             parents: slots to start from, or None.
 
         Returns:
             Pose s `[..., j, d]`, activation 1 `[..., j]`, coupling c `[..., i, j]`, and as an extra
             the weights w `[..., i, j]` of the last mean.
         """
-        x = _normalize(self.norm_inputs, clamp_finite(full_precision(votes.pose), factor_limit))
-        k = _apply(self.key, x)
-        v = _apply(self.value, x)
-        s = self._starts(votes, k) if parents is None else full_precision(parents.pose)
+        k = _apply(self.key, clamp_finite(full_precision(votes.pose), factor_limit))
+        starts = self._starts(votes, k) if parents is None else full_precision(parents.pose)
+        s = starts
         for _ in range(self.iterations):
             if self.detach:
-                s = s.detach()
+                s = s.detach() + (starts - starts.detach())
             q = _apply(self.query, _normalize(self.norm_slots, s)) * votes.dim**-0.5
             c = votes.couple(k @ q.mT)
             w = mean_weights(c, votes.mask)
-            s = self._update(w.mT @ v, s)
+            s = self._update(votes.add_bias(votes.weighted(w)), s)
         return Routed(s, torch.ones_like(s[..., 0]), c).with_extras(weights=w)
 
     def _starts(self, votes: Votes, like: Tensor) -> Tensor:
@@ -164,6 +168,75 @@ class SlotAttention(Router):
         candidate = torch.tanh(input_gates[2] + reset * state_gates[2])
         s = keep * s + (1 - keep) * candidate
         return s + _apply(self.contract, _apply(self.expand, _normalize(self.norm_mlp, s)).relu())
+
+
+class SharedVotes(nn.Module):
+    """`V_ij = W_v norm(x_i)`: one vote of a child for all parents, by one matrix for all children.
+
+    Args:
+        sizes: of the layer; the number of children and parents may change from call to call.
+
+    Attributes:
+        norm: layer norm of the poses; a router that reads them gets them normalized.
+        weight: W_v, `[dim, in_dim]`.
+        bias: None; a layer asks for the bias of its votes.
+
+    Raises:
+        ArgumentError: a size below 1.
+    """
+
+    bias = None
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self.sizes = checked(sizes)
+        self.norm = nn.LayerNorm(sizes.in_dim)
+        self.weight = nn.Parameter(torch.empty(sizes.dim, sizes.in_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrix anew, and set the layer norm to 1 and 0."""
+        self.norm.reset_parameters()
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of children, not computed yet.
+
+        Args:
+            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
+            field: which children vote for which parents.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, dim]`, which are never stored for a
+            weighted sum.
+        """
+        return _LazySharedVotes(children, field, self)
+
+
+class _LazySharedVotes(Votes):
+    """Votes of `SharedVotes`: children are summed before they are transformed."""
+
+    added = ("norm", "weight")
+
+    def __init__(self, children: Capsules, field: Field, module: SharedVotes) -> None:
+        super().__init__(children, field, module.sizes.parents, module.sizes.dim)
+        self.norm = module.norm
+        self.weight = module.weight
+
+    @property
+    def pose(self) -> Tensor:
+        return self._memoized("pose", self._normalized)
+
+    def _normalized(self) -> Tensor:
+        pose = full_precision(self.field.gather(self.children.pose))
+        return _normalize(self.norm, clamp_finite(pose, factor_limit))
+
+    def _compute(self) -> Tensor:
+        votes = F.linear(self.pose, self.weight.to(self.pose)).unsqueeze(-2)
+        return votes.expand(*votes.shape[:-2], self.parents, self.dim)
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        return F.linear(coefficients.mT @ self.pose, self.weight.to(self.pose))
 
 
 def mean_weights(coupling: Tensor, mask: Tensor | None = None, epsilon: float = EPSILON) -> Tensor:
