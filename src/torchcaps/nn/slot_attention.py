@@ -114,11 +114,11 @@ class SlotAttention(Router):
         self.contract = nn.Linear(self.hidden, dim)
         is_learned = self.start == "learned"
         self.mean = nn.Parameter(torch.empty(sizes.parents if is_learned else 1, dim))
-        starts = [self.mean]
+        drawn = [self.mean, self.key.weight, self.query.weight]
         if not is_learned:
             self.log_deviation = nn.Parameter(torch.empty(1, dim))
-            starts.append(self.log_deviation)
-        for parameter in (*starts, self.key.weight, self.query.weight):
+            drawn.append(self.log_deviation)
+        for parameter in drawn:
             nn.init.xavier_uniform_(parameter)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -153,7 +153,7 @@ class SlotAttention(Router):
         if self.training:
             noise = torch.randn(shape, dtype=like.dtype, device=like.device)
         else:
-            noise = random_logits(*shape[-2:], device=like.device).to(like)
+            noise = random_logits(votes.parents, votes.dim, device=like.device).to(like)
         return mean + self.log_deviation.to(like).exp() * noise
 
     def _update(self, u: Tensor, s: Tensor) -> Tensor:
