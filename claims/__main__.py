@@ -5,6 +5,7 @@
     python -m claims --run --minutes 60                     train what is missing
     python -m claims NAME --run --budget small              a trial, which never counts
     python -m claims --run --device cuda --jobs 8           eight trainings beside each other
+    python -m claims --json                                 write benchmarks/results/claims.json
 
 A training that was stopped or killed is continued by the same command.
 """
@@ -13,15 +14,16 @@ import argparse
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from claims.protocol import Claim, list_claims, load_claim
-from claims.results import ClaimResult, read_results
+from claims.results import read_results
 from claims.runner import run_claims
-from claims.table import arms_table, claims_table, judge_claims
+from claims.table import Finished, Judgments, arms_table, claim_rows, claims_table, judge_claims
 from torchcaps import plugins
 from torchcaps.cli.console import (
     UsageError,
@@ -34,6 +36,7 @@ from torchcaps.cli.console import (
 from torchcaps.cli.parser import use_threads
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 from torchcaps.training import keep_memory
+from torchcaps.training.files import write_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "claims"
 TRIAL_SEEDS = 2
@@ -70,7 +73,11 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=positive, default=1, help="trainings beside each other, a process each (1)"
     )
     parser.add_argument("--threads", type=int, default=1, help="processor threads (1)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the complete claims as JSON, of all claims also as a file",
+    )
     parser.add_argument(
         "--import",
         dest="imports",
@@ -130,13 +137,28 @@ def run(flags: argparse.Namespace, words: Sequence[str]) -> int:
                 callbacks=callbacks,
                 started=note,
             )
-    finished_of = {claim.name: read_results(claim, results, flags.budget) for claim in claims}
+    # A verdict on one claim of a family takes the p-values of all.
+    others = list_claims() if flags.name in list_claims() else ()
+    family = claims + [load_claim(name) for name in others if name != flags.name]
+    finished = {claim.name: read_results(claim, results, flags.budget) for claim in family}
+    judgments = judge_claims(family, finished)
     if flags.json:
-        verdicts = judge_claims(claims, finished_of)
-        print_json({name: vars(verdict) for name, verdict in verdicts.items()})
-    else:
-        _print_tables(claims, finished_of, is_one=flags.name is not None)
+        document = _document(claims, finished, judgments)
+        print_json(document)
+        if flags.name is None:
+            write_json(results.with_suffix(".json"), document)
+        return int(bool(document["open"]))
+    _print_tables(claims, finished, judgments, is_one=flags.name is not None)
     return 0
+
+
+def _document(claims: Sequence[Claim], finished: Finished, judgments: Judgments) -> dict[str, Any]:
+    """The rows of the complete claims, and the names of the open ones, which are said as well."""
+    open_names = [claim.name for claim in claims if claim.name not in judgments]
+    if open_names:
+        names = ", ".join(open_names)
+        note(f"claims: {len(open_names)} of {len(claims)} wait for trainings: {names}")
+    return {"claims": claim_rows(claims, finished, judgments), "open": open_names}
 
 
 @contextmanager
@@ -148,6 +170,7 @@ def _further_jobs(count: int, words: Sequence[str]) -> Iterator[None]:
     Raises:
         ChildProcessError: one of them failed.
     """
+    words = [word for word in words if word != "--json"]
     command = [sys.executable, "-m", "claims", *words, "--jobs", "1"]
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(count)]
     try:
@@ -163,7 +186,7 @@ def _further_jobs(count: int, words: Sequence[str]) -> Iterator[None]:
 
 
 def _print_tables(
-    claims: Sequence[Claim], finished: Mapping[str, Sequence[ClaimResult]], is_one: bool
+    claims: Sequence[Claim], finished: Finished, judgments: Judgments, is_one: bool
 ) -> None:
     """Print a table of all claims; of one claim also its protocol and its arms."""
     if is_one:
@@ -173,7 +196,7 @@ def _print_tables(
         print()
         print_table(arms_table(claim, finished[claim.name]))
         print()
-    print_table(claims_table(claims, finished))
+    print_table(claims_table(claims, finished, judgments))
 
 
 if __name__ == "__main__":

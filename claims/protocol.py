@@ -23,6 +23,7 @@ from torchcaps.training import Recipe, Row, TrainConfig, load_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "claims"
 ANSWERS = "accuracy"  # the figure that is compared image by image
+FAMILIES = ("published", "own")
 # Settings that say where a run is done, not what is done.
 PLACE = ("root", "device", "graph", "log", "seed", "checkpoint_every", "keep", "storage", "workers")
 
@@ -83,6 +84,8 @@ class Claim:
         refutation: what refutes it, in words.
         rates: learning rates from which each arm takes the better one on held-out images; empty
             where the paper gives the rate.
+        family: claims whose p-values are adjusted together: "published", those of papers, or
+            "own", questions of this repository.
         changed: why the protocol was changed after its first result; empty if it was not.
     """
 
@@ -100,6 +103,7 @@ class Claim:
     support: str
     refutation: str
     rates: Sequence[float] = ()
+    family: str = "published"
     changed: str = ""
 
     @property
@@ -159,6 +163,7 @@ def load_claim(name: str) -> Claim:
         primary = Primary(**table.pop("primary"))
         claim = Claim(recipe=recipe, primary=primary, **table)
         check_range("seeds", claim.seeds, low=2)
+        check_known("family", claim.family, FAMILIES)
         primary.effect_size(0.0 if primary.figure == ANSWERS else None)
         for arm in (primary.better, primary.worse):
             check_known("arm of primary", arm, claim.arms)

@@ -116,6 +116,18 @@ def read_results(claim: Claim, results: Path, budget: str = "full") -> list[Clai
     return finished
 
 
+def count_missing(claim: Claim, results: Sequence[ClaimResult]) -> int:
+    """How many trainings of a claim are not done.
+
+    Args:
+        claim: with its arms and seeds.
+        results: of it.
+    """
+    done = {(result.arm, result.seed) for result in results if result.kind == "training"}
+    planned = {(arm, seed) for arm in claim.arms for seed in range(claim.seeds)}
+    return len(planned - done)
+
+
 def check_protocol(claim: Claim, results: Sequence[ClaimResult], budget: str = "full") -> None:
     """Check that results are those of the protocol.
 

@@ -23,7 +23,7 @@ from claims.results import (
     read_results,
 )
 from claims.runner import RATE_SEED, choose_rate, missing_trainings, run_claims
-from claims.table import arms_table, claims_table, judge_claims
+from claims.table import arms_table, claims_table, further_seeds, judge_claims, verdict_text
 from claims.verdict import judge_claim
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.reporting import api
@@ -119,24 +119,25 @@ def results_of(claim, better, worse, seeds=6):
 
 
 @pytest.mark.parametrize(
-    ("better", "worse", "outcome"),
+    ("better", "worse", "truth"),
     [(0.95, 0.9, "supported"), (0.9, 0.9, "refuted"), (0.85, 0.9, "refuted")],
 )
-def test_the_verdict_is_the_truth_where_it_is_known(claim, better, worse, outcome):
+def test_the_verdict_is_the_truth_where_it_is_known(claim, better, worse, truth):
     claim = replace(claim, seeds=6)
-    verdict = judge_claim(claim, results_of(claim, better, worse))
-    assert verdict.outcome == outcome
-    assert verdict.effect == pytest.approx(0.5 * (1 - worse), abs=0.01)
-    low, high = verdict.interval
+    judgment = judge_claim(claim, results_of(claim, better, worse))
+    assert judgment.verdict == truth
+    assert judgment.effect == pytest.approx(0.5 * (1 - worse), abs=0.01)
+    low, high = judgment.interval
     assert low <= better - worse <= high
 
 
 def test_a_verdict_needs_all_seeds_and_the_family(claim):
     claim = replace(claim, seeds=6)
     results = results_of(claim, 0.95, 0.9)
-    assert judge_claim(claim, results[:-1]).outcome == "incomplete"
-    assert judge_claim(claim, results[:1]).difference is None
-    assert judge_claim(claim, results, p_adjusted=0.2).outcome == "undecided"
+    for some in (results[:-1], []):
+        with pytest.raises(RunError, match=r"of 12 trainings are missing, and a verdict needs"):
+            judge_claim(claim, some)
+    assert judge_claim(claim, results, p_adjusted=0.2).verdict == "undecided"
 
 
 def test_images_that_depend_on_each_other_are_counted_by_their_groups(claim):
@@ -169,13 +170,13 @@ def test_one_figure_a_training_is_compared_over_equal_seeds(tmp_path):
         level = 0.1 * seed  # what both arms share of a seed
         results.append(result(claim, "C", seed, figures={"auroc": 0.5 + level + gap}))
         results.append(result(claim, "N", seed, figures={"auroc": 0.5 + level}))
-    verdict = judge_claim(claim, results)
-    assert verdict.outcome == "supported"
-    assert verdict.difference == pytest.approx(0.04)
+    judgment = judge_claim(claim, results)
+    assert judgment.verdict == "supported"
+    assert judgment.difference == pytest.approx(0.04)
     # Student's t with 2 degrees of freedom: 4.3027 * 0.01 / sqrt(3)
-    assert verdict.interval == pytest.approx((0.04 - 0.024842, 0.04 + 0.024842), abs=1e-5)
+    assert judgment.interval == pytest.approx((0.04 - 0.024842, 0.04 + 0.024842), abs=1e-5)
     lower = replace(claim, primary=replace(claim.primary, lower=True))
-    assert judge_claim(lower, results).outcome == "refuted"
+    assert judge_claim(lower, results).verdict == "refuted"
 
 
 def test_one_claim_of_several_needs_a_smaller_p_value(tmp_path):
@@ -188,9 +189,17 @@ def test_one_claim_of_several_needs_a_smaller_p_value(tmp_path):
     finished = {claim.name: results, "waiting": []}
     judgment = judge_claims([claim], finished)[claim.name]
     assert judgment.p_value == pytest.approx(0.04, abs=0.002)
-    assert judgment.outcome == "supported"
-    verdicts = judge_claims([claim, waiting], finished)
-    assert [verdict.outcome for verdict in verdicts.values()] == ["undecided", "incomplete"]
+    assert judgment.verdict == "supported"
+    assert judgment.seeds_to_decide is None
+    [undecided] = judge_claims([claim, waiting], finished).values()
+    assert undecided.verdict == "undecided"
+    assert undecided.p_adjusted == pytest.approx(2 * judgment.p_value)
+    # Twice the p-value of Student's t of 0.028 / (0.01 / sqrt(n)) is first below 0.05 with n = 4.
+    assert undecided.seeds_to_decide == 4
+    assert further_seeds(claim, undecided) == (3, 3)
+    assert verdict_text(claim, undecided) == "undecided, seeds 3 to 3 decide"
+    own = replace(waiting, family="own")
+    assert judge_claims([claim, own], finished)[claim.name].verdict == "supported"
 
 
 def test_what_is_missing_is_listed_rates_first(claim):
@@ -243,8 +252,8 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     assert float(second_result.is_correct.double().mean()) == training["figures"]["accuracy"]
     with pytest.raises(RunError, match=r"was trained with epochs 1, and the protocol has 4"):
         read_results(claim, results)
-    table = claims_table([claim], {"mine": finished})
-    assert table[1][:2] == ("mine", "4 of 4")
+    table = claims_table([claim], {"mine": finished}, {})
+    assert table[1][:3] == ("mine", "4 of 4", "-")
     assert [row[:3] for row in arms_table(claim, finished)[1:]] == [
         ("C", "CapsNet", "2"),
         ("N", "CNN", "2"),
@@ -269,6 +278,8 @@ def test_broken_protocols_and_results_are_one_sentence(claim, tmp_path):
         load_claim(str(tmp_path / "empty.toml"))
     with pytest.raises(RunError, match="unexpected keyword argument 'proof'"):
         claim_of(tmp_path, **{"support =": "proof = 1\nsupport ="})
+    with pytest.raises(RunError, match="unknown family 'mine'"):
+        claim_of(tmp_path, **{"support =": 'family = "mine"\nsupport ='})
     with pytest.raises(RunError, match="arm of primary"):
         claim_of(tmp_path, **{'worse = "N"': 'worse = "U"'})
     with pytest.raises(RunError, match="effect: expected a number above 0"):
@@ -295,7 +306,8 @@ def test_the_document_has_the_cost_of_each_claim(request):
     for claim in claims:
         trainings = f"{claim.seeds} seeds of {len(claim.arms)} arms"
         assert f"| `{claim.name}` | {trainings} | {claim.cost:.1f} |" in text
-    assert f"take {sum(claim.cost for claim in claims):.1f} core-hours" in text
+    published = sum(claim.cost for claim in claims if claim.family == "published")
+    assert f"take {published:.1f} core-hours" in text
 
 
 @pytest.mark.parametrize("name", list_claims())

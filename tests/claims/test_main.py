@@ -2,13 +2,17 @@
 
 import ast
 import json
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import claims
-from claims.__main__ import main
-from claims.protocol import list_claims
+from claims.__main__ import RESULTS, main
+from claims.protocol import list_claims, load_claim
+from claims.results import read_results
 from torchcaps.cli.main import main as run_torchcaps
 
 FOLDER = Path(claims.__file__).parent
@@ -35,9 +39,54 @@ def test_the_table_has_a_row_for_each_claim(command):
     assert status == 0
     assert {*list_claims()} <= {line.split()[0] for line in out.splitlines()}
     assert "supported" in out
-    status, out, _ = command("--json", "--results", "nothing")
-    assert list(json.loads(out)) == list_claims()
-    assert {verdict["outcome"] for verdict in json.loads(out).values()} == {"incomplete"}
+
+
+def test_the_file_of_verdicts_is_made_of_the_trainings_of_this_repository(command, tmp_path):
+    folder = shutil.copytree(RESULTS, tmp_path / "copy" / "claims")
+    status, out, err = command("--json", "--results", str(folder))
+    document = json.loads(out)
+    assert json.loads(folder.with_suffix(".json").read_text()) == document
+    assert json.loads(RESULTS.with_suffix(".json").read_text()) == document, (
+        "claims.json is old: run python -m claims --json"
+    )
+    protocols = [row["protocol"] for row in document["claims"]]
+    assert sorted(protocols + document["open"]) == list_claims()
+    assert status == bool(document["open"])
+    for row in document["claims"]:
+        assert row["seeds"] >= 5
+        assert row["p_value"] < 0.05 or row["verdict"] != "supported"
+    for name in document["open"]:
+        assert name in err
+    row = document["claims"][0]  # one claim alone is judged as one of its family
+    status, out, _ = command(row["protocol"], "--json")
+    assert (status, json.loads(out)) == (0, {"claims": [row], "open": []})
+    _, table, _ = command()
+    for row in document["claims"]:
+        [line] = [line for line in table.splitlines() if line.startswith(row["protocol"] + " ")]
+        assert row["verdict"] in line
+
+
+def test_open_claims_have_no_row_and_are_named(command):
+    status, out, err = command("--json", "--results", "nothing")
+    assert status == 1
+    assert json.loads(out) == {"claims": [], "open": list_claims()}
+    assert f"{len(list_claims())} of {len(list_claims())} wait for trainings: affine-ch" in err
+
+
+def test_a_protocol_is_older_than_its_results():
+    """At the commit of each result the protocol said what it says, or says why it was changed."""
+    root = FOLDER.parent
+    for name in list_claims():
+        claim = load_claim(name)
+        for commit in {result.commit for result in read_results(claim, RESULTS)}:
+            words = ["git", "-C", str(root), "show", f"{commit}:recipes/claims/{name}.toml"]
+            shown = subprocess.run(words, capture_output=True, text=True, check=False)
+            if shown.returncode:
+                pytest.skip(f"this checkout has no commit {commit}")
+            table = tomllib.loads(shown.stdout)["claim"]
+            for key in ("arms", "primary", "margin"):
+                now = tomllib.loads((root / f"recipes/claims/{name}.toml").read_text())["claim"]
+                assert table[key] == now[key] or claim.changed
 
 
 def test_results_are_read_where_the_flag_says(command, tmp_path):

@@ -3,7 +3,14 @@
 import torch
 from torch import nn
 
-from torchcaps.nn import FactorizedVotes, LinearVotes, MatrixVotes, Router, register_router
+from torchcaps.nn import (
+    FactorizedVotes,
+    LinearVotes,
+    MatrixVotes,
+    Router,
+    SharedVotes,
+    register_router,
+)
 from torchcaps.types import Routed
 
 
@@ -41,5 +48,6 @@ VOTES = {
     "vb": MatrixVotes,
     "self_routing": LinearVotes,
     "inverted_attention": MatrixVotes,
+    "slot_attention": SharedVotes,
     "prototype": LinearVotes,
 }

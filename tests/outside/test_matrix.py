@@ -131,6 +131,8 @@ def test_one_window_is_fully_connected(name):
     window = RoutedLayer(LinearVotes(sizes), name, partial(ConvField, kernel=3, stride=2))
     full = RoutedLayer(LinearVotes(sizes), name, DenseField)
     full.load_state_dict(window.state_dict())
+    window.eval()  # in training some start from noise
+    full.eval()
     pose = torch.randn(2, 3, 3, 2, DIM, generator=seeded())
     activation = torch.rand(pose.shape[:-1], generator=seeded(1))
     pose_of_window, activation_of_window = window(Capsules(pose, activation))
@@ -156,7 +158,7 @@ def test_shifting_the_map_shifts_the_parents(name, make, step):
         name,
         partial(make, convention="type"),
         **options,
-    )
+    ).eval()
     pose = torch.randn(1, 5, 12, 2, DIM, generator=seeded())
     children = Capsules(pose, torch.rand(pose.shape[:-1], generator=seeded(1)))
     parents = layer(children).pose

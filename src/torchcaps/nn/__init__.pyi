@@ -43,6 +43,7 @@ from torchcaps.nn.routers import (
 )
 from torchcaps.nn.self_attention import SelfAttentionRouting as SelfAttentionRouting
 from torchcaps.nn.self_routing import PoseVotes as PoseVotes, SelfRouting as SelfRouting
+from torchcaps.nn.slot_attention import SharedVotes as SharedVotes, SlotAttention as SlotAttention
 from torchcaps.nn.vb import VBRouting as VBRouting
 from torchcaps.nn.votes import (
     FactorizedVotes as FactorizedVotes,
