@@ -91,22 +91,25 @@ def define_operator(
         *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
             computed = operation(*inputs).backward(saved, grads, needed)
+        return finish(inputs, computed, needed)
+
+    def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
+        needed = flat[-1]
+        empty = (
+            torch.empty_like(x) if is_needed else None
+            for x, is_needed in zip(flat, needed, strict=False)
+        )
+        return finish(flat, empty, needed)
+
+    def finish(inputs: Any, computed: Any, needed: Any) -> tuple[Tensor, ...]:
         gradients = []
         for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
             if is_needed and gradient is not None:
                 gradient = gradient.sum_to_size(x.shape).to(x.dtype)
-                gradients.append(gradient.contiguous(memory_format=_format_of(x, memory_format)))
+                maps = memory_format if x.dim() == 4 else torch.contiguous_format
+                gradients.append(gradient.contiguous(memory_format=maps))
             else:
-                gradients.append(flat[0].new_empty(0))
-        return tuple(gradients)
-
-    def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
-        gradients = []
-        for x, is_needed in zip(flat, flat[-1], strict=False):
-            if is_needed:
-                gradients.append(torch.empty_like(x, memory_format=_format_of(x, memory_format)))
-            else:
-                gradients.append(flat[0].new_empty(0))
+                gradients.append(inputs[0].new_empty(0))
         return tuple(gradients)
 
     def fake_run(*flat: Any) -> Any:
@@ -235,8 +238,3 @@ def _unpack_single(outputs: tuple[Tensor, ...]) -> Any:
 def _pack_single(output: Any) -> tuple[Tensor, ...]:
     """What an operator returns, as a tuple."""
     return output if isinstance(output, tuple) else (output,)
-
-
-def _format_of(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:
-    """The format of maps, which have four axes; other tensors are contiguous."""
-    return memory_format if x.dim() == 4 else torch.contiguous_format

@@ -74,9 +74,7 @@ def em_routing(
             number of temperatures than iterations.
     """
     votes = as_votes(votes, activation)
-    for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
-        if isinstance(beta, Tensor) and beta.dim() > 0:
-            check_shape(name, beta, ("parents",), parents=votes.parents)
+    check_costs(votes.parents, beta_u=beta_u, beta_a=beta_a)
     V = clamp_finite(votes.add_bias(votes.dense()), factor_limit)
     # The children of a parent next to each other, as products of matrices take them.
     V = V.transpose(-2, -3).contiguous().transpose(-2, -3)
@@ -102,6 +100,13 @@ def em_routing(
                 log_p = torch.add(log_peak.unsqueeze(-2), distance, alpha=-0.5)
                 R = votes.couple(detach_extremes(log_p))
     return Routed(mu, torch.sigmoid(logit), R)
+
+
+def check_costs(parents: int, **costs: Beta) -> None:
+    """Raise ArgumentError unless each of these costs is a number or has one for each parent."""
+    for name, cost in costs.items():
+        if isinstance(cost, Tensor) and cost.dim() > 0:
+            check_shape(name, cost, ("parents",), parents=parents)
 
 
 def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) -> list[float]:
