@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
-from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route, not_linear
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
@@ -90,10 +89,9 @@ def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
     return "tf32" if allowed else "ieee"
 
 
-def obstacle(votes: Votes) -> str | None:
+def obstacle(votes: Any) -> str | None:
     """Why the GPU kernels cannot route these votes."""
-    reason = not_linear(votes) if HAS_TRITON else "Triton is not installed"
-    if reason is not None or not isinstance(votes, ProductVotes):
+    if reason := not_linear(votes) if HAS_TRITON else "Triton is not installed":
         return reason
     weight = votes.weight
     device = weight.device

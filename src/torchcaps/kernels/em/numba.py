@@ -26,7 +26,7 @@ from torchcaps.functional.bounds import factor_limit, gradient_limit
 from torchcaps.functional.fields import Convention, ConvField
 from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import ProductVotes
 from torchcaps.kernels.dynamic.passes import restore_positions
 from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
@@ -204,15 +204,14 @@ class Problem(NamedTuple):
         return mean, activation, coupling
 
 
-def obstacle(votes: Votes) -> str | None:
+def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
     reason = None if HAS_NUMBA else NO_NUMBA
     reason = reason or needs_reference(votes)
     reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
     if reason is None and not isinstance(votes, ProductVotes):
         reason = "the votes are given, not made of poses and matrices"
-    reason = reason or competes_apart(votes.field)
-    if reason is not None or not isinstance(votes, ProductVotes):
+    if reason := reason or competes_apart(votes.field):
         return reason
     num_products = votes.children.pose.shape[-1] * votes.weight.shape[-1]
     if num_products > MAX_PRODUCTS:
