@@ -3,8 +3,6 @@
 And which of two methods is better, by their right and wrong answers on the same images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

@@ -119,8 +119,7 @@ addEventListener("beforeprint", () => {
 """
 SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=SectionWriter)  # the type of one such function
-SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
-"""Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
+SECTIONS: Registry[SectionWriter] = Registry("section", tasks=())
 
 
 def register_section(*tasks: str) -> Callable[[W], W]:
@@ -139,12 +138,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     Raises:
         ValueError: if another section has the name of the function.
     """
-
-    def register(writer: W) -> W:
-        SECTIONS.add(writer.__name__, (tasks, writer))
-        return writer
-
-    return register
+    return SECTIONS.register(tasks=tasks)
 
 
 @register_section()
@@ -506,7 +500,8 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
 def _describe_one(run: EvaluatedRun) -> dict[str, Any]:
     """What the report on a run needs."""
     parts: list[Any] = run.task.report_items(_recorded_evaluation(run), run.images)
-    for tasks, write in SECTIONS.values():
+    for name, write in SECTIONS.items():
+        tasks = SECTIONS.fact(name, "tasks")
         part = write(run) if not tasks or run.task.name in tasks else None
         if part is not None:
             parts.append(part)

@@ -1,7 +1,5 @@
 """Capsule networks as an estimator of scikit-learn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

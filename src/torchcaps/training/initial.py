@@ -1,12 +1,10 @@
 """Begin a training with the weights of another one: the setting `init`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
@@ -52,13 +50,24 @@ class InitialWeights:
         if copy is not None and copy.exists():
             self.tensors = load_tensors(copy)[0]
         else:
-            self.tensors = _read_weights(source, classes)
+            path = Path(source)
+            if not path.exists() and source in list_models(pretrained=True):
+                path = weights_file(source)
+            self.tensors, description = load_tensors(model_file(path))
+            if "model" not in description:
+                raise ArgumentError("init", f"expected a run or a model file, got {source}")
+            if description.get("classes") != list(classes):
+                for name in _class_weights(description):
+                    del self.tensors[name]
         network = find_network(model)
         module = network.outer if isinstance(network, WrappedNetwork) else unwrap(network)
         state = module.state_dict()
         weights = self.tensors
         if isinstance(network, WrappedNetwork) and not fitting_weights(state, weights):
-            weights = _renamed(weights, network)
+            # Those of a network, by their names in the modules around it.
+            entry = unwrap(network.entry)
+            [path] = [path for path, part in module.named_modules() if part is entry]
+            weights = {f"{path}.{name}": tensor for name, tensor in weights.items()}
         loaded = take_weights(module, weights)
         if not loaded:
             raise ArgumentError(
@@ -78,27 +87,6 @@ class InitialWeights:
         """Keep the weights with the run. Raises TrainingError where that cannot be done."""
         if self.copy is not None and not self.copy.exists():
             save_tensors(self.copy, self.tensors, {"init": self.source})
-
-
-def _read_weights(source: str, classes: tuple[str, ...]) -> dict[str, Tensor]:
-    """The weights of a source that do not depend on its classes, unless these are the same."""
-    path = Path(source)
-    if not path.exists() and source in list_models(pretrained=True):
-        path = weights_file(source)
-    tensors, description = load_tensors(model_file(path))
-    if "model" not in description:
-        raise ArgumentError("init", f"expected a run or a model file, got {source}")
-    if description.get("classes") != list(classes):
-        for name in _class_weights(description):
-            del tensors[name]
-    return tensors
-
-
-def _renamed(tensors: dict[str, Tensor], wrapped: WrappedNetwork) -> dict[str, Tensor]:
-    """Weights of a network, by their names in the modules around it."""
-    network = unwrap(wrapped.entry)
-    [path] = [path for path, module in wrapped.outer.named_modules() if module is network]
-    return {f"{path}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _class_weights(description: dict[str, Any]) -> list[str]:
