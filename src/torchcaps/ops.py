@@ -21,7 +21,7 @@ from torchcaps.errors import (
     check_shape,
 )
 from torchcaps.functional.fields import ConvField, DenseField
-from torchcaps.functional.routing.em import Beta, temperatures
+from torchcaps.functional.routing.em import Beta, check_costs, temperatures
 from torchcaps.functional.squash import full_precision, is_transforming
 from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
@@ -112,9 +112,7 @@ def em_routing(
     """
     inverse_temperatures = temperatures(iterations, inverse_temperature)
     votes = _checked_votes(votes, activation, None, True)
-    for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
-        if isinstance(beta, Tensor) and beta.dim() > 0:
-            check_shape(name, beta, ("parents",), parents=votes.parents)
+    check_costs(votes.parents, beta_u=beta_u, beta_a=beta_a)
     if votes.context.is_uniform:  # every M-step is the first one; the last temperature counts
         votes = votes.bind(votes.context.without_fixed())
         inverse_temperatures = inverse_temperatures[-1:]
@@ -272,15 +270,13 @@ def _checked_votes(
     want_coupling: bool,
 ) -> Votes:
     """Votes for one call, with operands that fit each other; a tensor becomes `DenseVotes`."""
+    lazy_votes = as_votes(votes, activation, None if bias is None else full_precision(bias))
     if isinstance(votes, Tensor):
-        if bias is not None:
-            bias = full_precision(bias)
-        votes = as_votes(votes, activation, bias)
-        return votes.bind(replace(votes.context, needs_coupling=want_coupling))
-    votes = as_votes(votes, activation, bias)
-    if isinstance(votes, ProductVotes):
-        _check_products(votes)
-    return votes
+        context = replace(lazy_votes.context, needs_coupling=want_coupling)
+        return lazy_votes.bind(context)
+    if isinstance(lazy_votes, ProductVotes):
+        _check_products(lazy_votes)
+    return lazy_votes
 
 
 def _check_products(votes: ProductVotes) -> None:

@@ -345,11 +345,19 @@ class ConvField(Field):
 
     def _fold_max(self, x: Tensor) -> Tensor:
         """Maxima over windows, -infinity where no window reaches, without a gradient."""
-        windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1)).transpose(2, 3)
-        height, width = self.padded
         step = self.layout.step
-        # [batch, rows, ky, columns, kx, n] -> [batch, rows, ky, width, n] -> the padded map
-        return _max_at_places(_max_at_places(windows, 3, width, step), 1, height, step)
+        most = -(-self.kernel // step)  # windows that contain a row
+        missing = most * step - self.kernel
+        windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1)).transpose(2, 3)
+        padding = [0, 0] + [0, missing, most - 1, most] * 2
+        windows = F.pad(windows, padding, value=-torch.inf)
+        windows = windows.unflatten(4, (most, step)).unflatten(2, (most, step)).flip(2, 5)
+        # [batch, rows, ky, columns, kx, n]: row ky of a window is a row of those that ky // step
+        # windows before begin with.
+        windows = windows.unfold(1, most, 1).diagonal(dim1=2, dim2=-1)
+        windows = windows.unfold(3, most, 1).diagonal(dim1=4, dim2=-1)
+        height, width = self.padded
+        return windows.amax(dim=(-1, -2)).flatten(3, 4).flatten(1, 2)[:, :height, :width]
 
     def _crop(self, x: Tensor) -> Tensor:
         """The positions of the map out of those of the padded map; a view."""
@@ -357,35 +365,6 @@ class ConvField(Field):
         rows = slice(border, border + (self.height - 1) * spacing + 1, spacing)
         columns = slice(border, border + (self.width - 1) * spacing + 1, spacing)
         return x[:, rows, columns]
-
-
-def _max_at_places(x: Tensor, axis: int, size: int, step: int) -> Tensor:
-    """Maxima of what the windows along an axis have at each of its places.
-
-    Args:
-        x: `[..., windows, kernel, ...]`.
-        axis: of the windows.
-        size: number of places.
-        step: places from a window to the next one.
-
-    Returns:
-        `[..., size, ...]`; -infinity at a place without a window.
-    """
-    windows, kernel = x.shape[axis : axis + 2]
-    place = torch.arange(size, device=x.device).unsqueeze(1)
-    window = place // step - torch.arange(-(-kernel // step), device=x.device)
-    offset = place - window * step
-    is_absent = (window < 0) | (window >= windows) | (offset >= kernel)
-    element = window * kernel + offset
-    element = element.masked_fill(is_absent, windows * kernel)  # the one that is added here
-    num_later_axes = x.dim() - axis - 2
-    elements = x.flatten(axis, axis + 1)
-    elements = F.pad(elements, [0, 0] * num_later_axes + [0, 1], value=-torch.inf)
-    first, *others = element.unbind(1)
-    maxima = elements.index_select(axis, first)
-    for slot in others:
-        maxima = torch.maximum(maxima, elements.index_select(axis, slot))
-    return maxima
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How compiled loops are compiled, and an exponential that can be vectorized. Needs numba."""
+"""How compiled loops are compiled; an exponential that can be vectorized, and softmax. Needs numba."""
 
 # mypy: allow-untyped-defs
 from functools import partial
@@ -66,3 +66,24 @@ def _make_exp(number, integer, mantissa_bits, bias, num_terms, lowest):
 
 _exp32 = _make_exp(np.float32, np.int32, 23, 127, 7, -87.0)
 _exp64 = _make_exp(np.float64, np.int64, 52, 1023, 13, -708.0)
+
+
+@compiled
+def softmax(leaky, x):
+    """Softmax over parents in place of the logits `x [j, n]`."""
+    parents, lanes = x.shape
+    largest = np.full(lanes, 0 if leaky else -np.inf, x.dtype)
+    for j in range(parents):
+        for n in range(lanes):
+            largest[n] = max(largest[n], x[j, n])
+    total = np.zeros(lanes, x.dtype)
+    for j in range(parents + leaky):
+        for n in range(lanes):
+            logit = x[j, n] if j < parents else x.dtype.type(0)
+            power = exp(logit - largest[n])
+            total[n] += power
+            if j < parents:
+                x[j, n] = power
+    for j in range(parents):
+        for n in range(lanes):
+            x[j, n] /= total[n]

@@ -5,7 +5,7 @@ function, autograd takes its gradient, and a caller's autocast does not reach in
 of the gradient is that of the reference, a function of torch's own operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, get_type_hints
 
 import torch
@@ -91,23 +91,15 @@ def define_operator(
         *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
             computed = operation(*inputs).backward(saved, grads, needed)
-        gradients = []
-        for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
-            if is_needed and gradient is not None:
-                gradient = gradient.sum_to_size(x.shape).to(x.dtype)
-                gradients.append(gradient.contiguous(memory_format=_format_of(x, memory_format)))
-            else:
-                gradients.append(flat[0].new_empty(0))
-        return tuple(gradients)
+        return _as_gradients(computed, inputs, needed, memory_format)
 
     def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
-        gradients = []
-        for x, is_needed in zip(flat, flat[-1], strict=False):
-            if is_needed:
-                gradients.append(torch.empty_like(x, memory_format=_format_of(x, memory_format)))
-            else:
-                gradients.append(flat[0].new_empty(0))
-        return tuple(gradients)
+        needed = flat[-1]
+        empty = (
+            torch.empty_like(x) if is_needed else None
+            for x, is_needed in zip(flat, needed, strict=False)
+        )
+        return _as_gradients(empty, flat, needed, memory_format)
 
     def fake_run(*flat: Any) -> Any:
         return _unpack_single(operation(*flat).empty_outputs())
@@ -237,6 +229,19 @@ def _pack_single(output: Any) -> tuple[Tensor, ...]:
     return output if isinstance(output, tuple) else (output,)
 
 
-def _format_of(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:
-    """The format of maps, which have four axes; other tensors are contiguous."""
-    return memory_format if x.dim() == 4 else torch.contiguous_format
+def _as_gradients(
+    computed: Iterable[Tensor | None],
+    inputs: Sequence[Any],
+    needed: Sequence[bool],
+    memory_format: torch.memory_format,
+) -> tuple[Tensor, ...]:
+    """Gradients in the shapes and types of the inputs; empty ones where none is needed."""
+    gradients = []
+    for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
+        if is_needed and gradient is not None:
+            gradient = gradient.sum_to_size(x.shape).to(x.dtype)
+            maps = memory_format if x.dim() == 4 else torch.contiguous_format
+            gradients.append(gradient.contiguous(memory_format=maps))
+        else:
+            gradients.append(inputs[0].new_empty(0))
+    return tuple(gradients)

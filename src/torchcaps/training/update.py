@@ -143,20 +143,21 @@ class Updater:
     def reset(self) -> None:
         """Begin anew with the weights of now: an optimizer without a state, a new average."""
         settings = self.config.optimizer
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.optimizer = create_optimizer(self.task, settings)
         self.average = WeightAverage(self.task.model, settings.ema) if settings.ema else None
-        # What dropout draws from; None for a model without it.
+        self._make_random_state()
+
+    def _make_random_state(self) -> None:
+        """A scaler of losses, and what dropout draws from; None for a model without it."""
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.dropout = torch.Generator(self.device) if self.has_dropout else None
 
     def recover(self) -> None:
         """Drop gradients and random state of a step that failed before its update."""
         self.optimizer.zero_grad(set_to_none=True)
         scale = self.scaler.state_dict()
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self._make_random_state()
         self.scaler.load_state_dict(scale)
-        if self.dropout is not None:
-            self.dropout = torch.Generator(self.device)
 
     def seed(self, step: int) -> None:
         """Let the next gradients draw the random numbers of a step, which counts from 0."""

@@ -74,22 +74,39 @@ def em_routing(
             number of temperatures than iterations.
     """
     votes = as_votes(votes, activation)
-    for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
-        if isinstance(beta, Tensor) and beta.dim() > 0:
-            check_shape(name, beta, ("parents",), parents=votes.parents)
+    check_costs(votes.parents, beta_u=beta_u, beta_a=beta_a)
     V = clamp_finite(votes.add_bias(votes.dense()), factor_limit)
+    # The children of a parent next to each other, as products of matrices take them.
+    V = V.transpose(-2, -3).contiguous().transpose(-2, -3)
     a_i = clamp_finite(votes.activation.to(V.dtype), gradient_limit).unsqueeze(-1)
-    beta_u = full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u
+    beta_u = votes.dim * (full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u)
     beta_a = full_precision(beta_a) if isinstance(beta_a, Tensor) else beta_a
 
     with without_autocast(V):
         R = votes.couple().to(V.dtype)
         for t, lambda_t in enumerate(temperatures(iterations, inverse_temperature), start=1):
-            mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, lambda_t)
+            r = R * a_i
+            S = r.sum(dim=-2)
+            w = r / (S + EPSILON).unsqueeze(-2)
+            mu = torch.einsum("...ij,...ijh->...jh", w, V)
+            squares = (V - mu.unsqueeze(-3)).square()
+            var = torch.einsum("...ij,...ijh->...jh", w, squares) + VAR_MIN
+            half_log_var = 0.5 * var.log().sum(dim=-1)
+            logit = lambda_t * (beta_a - (beta_u + half_log_var) * S)
             if t < iterations:
-                log_p = F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)
+                # log a_j + log N(V_ij; mu_j, var_j), without the constant that softmax cancels
+                log_peak = F.logsigmoid(logit) - half_log_var
+                distance = (squares / var.unsqueeze(-3)).sum(dim=-1)
+                log_p = torch.add(log_peak.unsqueeze(-2), distance, alpha=-0.5)
                 R = votes.couple(detach_extremes(log_p))
     return Routed(mu, torch.sigmoid(logit), R)
+
+
+def check_costs(parents: int, **costs: Beta) -> None:
+    """Raise ArgumentError unless each of these costs is a number or has one for each parent."""
+    for name, cost in costs.items():
+        if isinstance(cost, Tensor) and cost.dim() > 0:
+            check_shape(name, cost, ("parents",), parents=parents)
 
 
 def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) -> list[float]:
@@ -105,22 +122,3 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
         expected = f"expected a number or {iterations} of them"
         raise ArgumentError("inverse_temperature", f"{expected}, got {len(inverse_temperature)}")
     return list(inverse_temperature)
-
-
-def _m_step(
-    V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, lambda_t: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j."""
-    S = r.sum(dim=-2)
-    w = r / (S + EPSILON).unsqueeze(-2)
-    mu = torch.einsum("...ij,...ijh->...jh", w, V)
-    var = torch.einsum("...ij,...ijh->...jh", w, (V - mu.unsqueeze(-3)).square()) + VAR_MIN
-    cost = (beta_u * V.shape[-1] + 0.5 * var.log().sum(dim=-1)) * S
-    return mu, var, lambda_t * (beta_a - cost)
-
-
-def _log_density(V: Tensor, mu: Tensor, var: Tensor) -> Tensor:
-    """log N(V; mu, var) `[..., i, j]`, summed over h, without the constant that softmax cancels."""
-    mu = mu.unsqueeze(-3)
-    var = var.unsqueeze(-3)
-    return -0.5 * (var.log() + (V - mu).square() / var).sum(dim=-1)

@@ -41,8 +41,8 @@ channels of the output, r numbers of a spectrum, h and w height and width.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -240,29 +240,29 @@ def convolve_backward(
     height, width = x.shape[2:]
     is_covered = height <= plan.map_size[0] and width <= plan.map_size[1]
     has_all_phases = len(plan.phases()) == math.prod(plan.stride)
-    overwrite_map = is_covered and has_all_phases and plan.num_tiles == (1, 1)
-    overwrite_taps = len(parts) == 1
-    grad_x = _allocate_gradient(x, overwrite_map) if needed[0] else None
-    grad_weight = _allocate_gradient(weight, overwrite_taps) if needed[1] else None
+    is_single = is_covered and has_all_phases and plan.num_tiles == (1, 1)
+    make_map, write_map = _WAYS[is_single]
+    make_taps, write_taps = _WAYS[len(parts) == 1]
+    grad_x = make_map(x, memory_format=torch.channels_last) if needed[0] else None
+    grad_weight = make_taps(weight, memory_format=torch.channels_last) if needed[1] else None
     for samples in parts:
         transforms = _Transforms(x[samples], weight, plan)
         grad_spectra = transforms.transform_gradient(grad_y[samples])
         for block in transforms.blocks():
             if grad_x is not None:
-                transforms.add_map_gradient(block, grad_spectra, grad_x[samples], overwrite_map)
+                transforms.add_map_gradient(block, grad_spectra, grad_x[samples], write_map)
             if grad_weight is not None:
-                transforms.add_taps_gradient(block, grad_spectra, grad_weight, overwrite_taps)
+                transforms.add_taps_gradient(block, grad_spectra, grad_weight, write_taps)
     return grad_x, grad_weight
 
 
-def _allocate_gradient(x: Tensor, overwrite: bool) -> Tensor:
-    """Memory for the gradient of a tensor: zeros, unless it will be overwritten.
-
-    To clear fresh pages of memory takes as long as one of the matrix products.
-    """
-    make = torch.empty_like if overwrite else torch.zeros_like
-    return make(x, memory_format=torch.channels_last)
-
+_Write = Callable[[Tensor, Tensor], Tensor]
+# What makes the memory of a gradient, and what writes there, by whether each number is written
+# once. To clear fresh pages of memory takes as long as one of the matrix products.
+_WAYS: dict[bool, tuple[Any, _Write]] = {
+    False: (torch.zeros_like, Tensor.add_),
+    True: (torch.empty_like, Tensor.copy_),
+}
 
 # One phase and some channels: slices of the axes of a map or kernels `[*, h, w, c]`.
 _Block = tuple[slice, slice, slice, slice]
@@ -351,7 +351,7 @@ class _Transforms:
         return grad_spectra.view(self.spectrum_length, self.num_windows, -1)
 
     def add_map_gradient(
-        self, block: _Block, grad_spectra: Tensor, grad_x: Tensor, overwrite: bool
+        self, block: _Block, grad_spectra: Tensor, grad_x: Tensor, write: _Write
     ) -> None:
         """Add dL/dwindows = A^T (G U) of a block to the gradient of the map.
 
@@ -359,7 +359,7 @@ class _Transforms:
             block: of `blocks`.
             grad_spectra: G, of `transform_gradient`.
             grad_x: gradient of the map `[b, c, h, w]`, changed in place.
-            overwrite: whether to write instead of adding.
+            write: how; `Tensor.copy_` or `Tensor.add_`.
         """
         height, width = self.plan.window_size
         rows, columns = self.plan.num_tiles
@@ -377,10 +377,10 @@ class _Transforms:
                 # The last windows may reach beyond the map.
                 target = grad_phase[:, top : top + height, left : left + width]
                 window = windows[: target.shape[1], : target.shape[2], :, row, column]
-                _accumulate(target, window.permute(2, 0, 1, 3), overwrite)
+                write(target, window.permute(2, 0, 1, 3))
 
     def add_taps_gradient(
-        self, block: _Block, grad_spectra: Tensor, grad_weight: Tensor, overwrite: bool
+        self, block: _Block, grad_spectra: Tensor, grad_weight: Tensor, write: _Write
     ) -> None:
         """Add dL/dtaps = B^T (G^T V) of a block to the gradient of the weight `[o, c, h, w]`.
 
@@ -394,7 +394,7 @@ class _Transforms:
         flat = products.view(self.spectrum_length, -1)
         flat_taps = self._multiply("taps", self._taps_matrix(target).t(), flat)
         taps = flat_taps.view(height, width, outputs, -1)
-        _accumulate(target, taps.permute(2, 0, 1, 3), overwrite)
+        write(target, taps.permute(2, 0, 1, 3))
 
     def _taps_matrix(self, taps: Tensor) -> Tensor:
         """B `[r, h w]` for the taps `[o, h, w, c]` of a phase, which may have fewer than others."""
@@ -417,14 +417,6 @@ class _Transforms:
             buffer = self.pixels.new_empty(count)
             self._buffers[name] = buffer
         return buffer[:count].view(shape)
-
-
-def _accumulate(target: Tensor, summand: Tensor, overwrite: bool) -> None:
-    """Add a summand to the target in place, or write it there."""
-    if overwrite:
-        target.copy_(summand)
-    else:
-        target.add_(summand)
 
 
 def _fit_size(pixels: Tensor, size: Pair) -> Tensor:

@@ -24,7 +24,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from torchcaps.kernels._compile import compiled, compiled_loop, exp
+from torchcaps.kernels._compile import compiled, compiled_loop, softmax
 from torchcaps.kernels.lanes import BLOCK, keep_compiled
 
 # Samples whose products are added at once; a divisor of LANES.
@@ -145,27 +145,6 @@ def agree(layer, u, vectors, out):
             for d in range(len(layer.outer)):
                 total += u[j, d, n] * vectors[j, d, n]
             out[j, n] = total
-
-
-@compiled
-def softmax(leaky, x):
-    """Softmax over parents in place of the logits `x [j, n]`."""
-    parents, lanes = x.shape
-    largest = np.full(lanes, 0 if leaky else -np.inf, x.dtype)
-    for j in range(parents):
-        for n in range(lanes):
-            largest[n] = max(largest[n], x[j, n])
-    total = np.zeros(lanes, x.dtype)
-    for j in range(parents + leaky):
-        for n in range(lanes):
-            logit = x[j, n] if j < parents else x.dtype.type(0)
-            power = exp(logit - largest[n])
-            total[n] += power
-            if j < parents:
-                x[j, n] = power
-    for j in range(parents):
-        for n in range(lanes):
-            x[j, n] /= total[n]
 
 
 @compiled

@@ -21,9 +21,8 @@ from torch import Tensor
 from torchcaps.functional.bounds import gradient_limit
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.passes import Passes, Problem, route
+from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route
 from torchcaps.kernels.numerics import bound_factors, rescale_samples
-from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
 from torchcaps.kernels.support import (
@@ -67,7 +66,7 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
         detach: whether the gradient skips the couplings.
     """
     if not _runs_reference(votes):
-        return route(_dynamic_routing, votes, iterations, leaky, detach)
+        return _route(votes, iterations=iterations, leaky=leaky, detach=detach)
 
     def route_block(block: Votes) -> Routed:
         return dynamic_routing(block, iterations, leaky=leaky, detach=detach)
@@ -231,9 +230,4 @@ class _BlockedPasses(Passes):
         return x.transpose(1, 2).unflatten(0, (-1, *self.field.positions))
 
 
-class _Problem(Problem):
-    def passes(self, backward: bool) -> Passes:
-        return _BlockedPasses(self, backward)
-
-
-_dynamic_routing = define_operator("dynamic_routing_blocked", _Problem, num_outputs=4, num_saved=1)
+_route = define_route("blocked", _BlockedPasses)

@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
-from torchcaps.functional.votes import Votes
-from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
-from torchcaps.kernels.operator import define_operator
+from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route, not_linear
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.samples import block_bytes
 from torchcaps.kernels.support import dtype_mismatch, without_numbers
-from torchcaps.types import Routed
 
 
 def obstacle(votes: Any) -> str | None:
@@ -37,20 +34,6 @@ def obstacle(votes: Any) -> str | None:
 def drawback(votes: Any) -> str | None:
     """Why other implementations are better for these votes."""
     return "others read less memory on a CPU" if votes.weight.device.type == "cpu" else None
-
-
-@fast_path(
-    "dynamic_routing",
-    "bmm",
-    obstacle,
-    rank=15,
-    reason="products of matrices over all children, no votes",
-    drawback=drawback,
-)
-def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
-    """Routing by agreement of linear votes; products in bfloat16 under its autocast."""
-    pose_dtype = votes.autocast_dtype
-    return route(_dynamic_routing, votes, iterations, leaky, detach, pose_dtype=pose_dtype)
 
 
 class _ProductPasses(Passes):
@@ -153,9 +136,12 @@ class _ProductPasses(Passes):
         return weighed
 
 
-class _Problem(Problem):
-    def passes(self, backward: bool) -> Passes:
-        return _ProductPasses(self, backward)
-
-
-_dynamic_routing = define_operator("dynamic_routing_bmm", _Problem, num_outputs=4, num_saved=1)
+# Of the implementations of an operation, those of lower rank are tried first.
+fast_path(
+    "dynamic_routing",
+    "bmm",
+    obstacle,
+    rank=15,
+    reason="products of matrices over all children, no votes",
+    drawback=drawback,
+)(define_route("bmm", _ProductPasses, in_autocast=True))

@@ -10,14 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.functional.votes import Votes
-from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
+from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route, not_linear
 from torchcaps.kernels.lanes import BLOCK, LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import bound_factors
-from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, dtype_mismatch
-from torchcaps.types import Routed
 
 # Numbers in all votes below which the loops gain less time than their compilation takes.
 MIN_NUMBERS = 1 << 22
@@ -42,20 +39,6 @@ def drawback(votes: Any) -> str | None:
     if batch * votes.count * votes.parents * votes.dim < MIN_NUMBERS:
         return f"fewer than {MIN_NUMBERS} numbers in all votes do not pay for compiling loops"
     return None
-
-
-# Of the implementations of an operation, those of lower rank are tried first.
-@fast_path(
-    "dynamic_routing",
-    "numba",
-    obstacle,
-    rank=10,
-    reason="compiled loops: votes are computed where they are used, never stored",
-    drawback=drawback,
-)
-def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
-    """Routing by agreement of linear votes; the implementation "numba" of the operation."""
-    return route(_dynamic_routing, votes, iterations, leaky, detach)
 
 
 class _LoopPasses(Passes):
@@ -154,9 +137,12 @@ class _LoopPasses(Passes):
         parallel_for(getattr(_loops, name), self.num_blocks, layer, *as_arrays(arguments))
 
 
-class _Problem(Problem):
-    def passes(self, backward: bool) -> Passes:
-        return _LoopPasses(self, backward)
-
-
-_dynamic_routing = define_operator("dynamic_routing_numba", _Problem, num_outputs=4, num_saved=1)
+# Of the implementations of an operation, those of lower rank are tried first.
+fast_path(
+    "dynamic_routing",
+    "numba",
+    obstacle,
+    rank=10,
+    reason="compiled loops: votes are computed where they are used, never stored",
+    drawback=drawback,
+)(define_route("numba", _LoopPasses))

@@ -28,7 +28,7 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
-from torchcaps.kernels.operator import Grads
+from torchcaps.kernels.operator import Grads, define_operator
 from torchcaps.kernels.support import HALF_PRECISION, needs_reference, padded_windows
 from torchcaps.types import Capsules, Routed
 
@@ -229,53 +229,60 @@ def not_linear(votes: Votes) -> str | None:
     return needs_reference(votes)
 
 
-def route(
-    run_operator: Callable[[Problem], tuple[Tensor, ...]],
-    votes: Votes,
-    iterations: int,
-    leaky: bool,
-    detach: bool,
-    pose_dtype: torch.dtype | None = None,
-) -> Routed:
-    """Route given or linear votes by an operator.
+def define_route(
+    impl: str, make_passes: Callable[[Problem, bool], Passes], *, in_autocast: bool = False
+) -> Callable[..., Routed]:
+    """An implementation of routing by agreement on given or linear votes, as an operator.
 
     Args:
-        run_operator: of `define_operator`.
-        votes: given or linear ones.
-        iterations: number of iterations, at least 1.
-        leaky: whether one more parent of logit 0 competes for each child.
-        detach: whether the gradient skips the couplings.
-        pose_dtype: type that poses are converted to, or None.
-    """
-    weight = None
-    if isinstance(votes, ProductVotes):
-        pose = votes.pose.flatten(0, -3)
-        weight = votes.matrices.transpose(2, 3)
-    else:
-        pose = votes.dense().flatten(0, -4)
-    if pose_dtype is not None:
-        pose = pose.to(pose_dtype)
-    bias = votes.bias
-    if bias is not None:
-        bias = bias.to(full_precision(pose if weight is None else weight).dtype)
+        impl: its name.
+        make_passes: makes the passes of a problem, forward or from last to first; see
+            `Problem.passes`.
+        in_autocast: whether poses have the type of the caller's autocast.
 
-    windows = padded_windows(votes.field)
-    sizes: list[int] = []
-    if windows is not None and not windows.local:
-        sizes = [windows.height, windows.width, windows.kernel, windows.stride]
-    problem = Problem(
-        pose,
-        weight,
-        bias,
-        sizes,
-        votes.field.convention,
-        iterations,
-        leaky,
-        detach,
-        votes.context.needs_coupling,
-    )
-    v, length, coupling, _ = run_operator(problem)
-    return restore_positions(votes, votes.activation.shape[:-1], v, length, coupling)
+    Returns:
+        What `fast_path` registers.
+    """
+
+    class Implemented(Problem):
+        def passes(self, backward: bool) -> Passes:
+            return make_passes(self, backward)
+
+    name = f"dynamic_routing_{impl}"
+    run_operator = define_operator(name, Implemented, num_outputs=4, num_saved=1)
+
+    def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
+        weight = None
+        if isinstance(votes, ProductVotes):
+            pose = votes.pose.flatten(0, -3)
+            weight = votes.matrices.transpose(2, 3)
+        else:
+            pose = votes.dense().flatten(0, -4)
+        if in_autocast and votes.autocast_dtype is not None:
+            pose = pose.to(votes.autocast_dtype)
+        bias = votes.bias
+        if bias is not None:
+            bias = bias.to(full_precision(pose if weight is None else weight).dtype)
+
+        windows = padded_windows(votes.field)
+        sizes: list[int] = []
+        if windows is not None and not windows.local:
+            sizes = [windows.height, windows.width, windows.kernel, windows.stride]
+        problem = Problem(
+            pose,
+            weight,
+            bias,
+            sizes,
+            votes.field.convention,
+            iterations,
+            leaky,
+            detach,
+            votes.context.needs_coupling,
+        )
+        v, length, coupling, _ = run_operator(problem)
+        return restore_positions(votes, votes.activation.shape[:-1], v, length, coupling)
+
+    return run
 
 
 def restore_positions(

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
-from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.passes import Passes, Problem, not_linear, route
-from torchcaps.kernels.operator import define_operator
+from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route, not_linear
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
     HALF_PRECISION,
@@ -27,7 +25,7 @@ from torchcaps.kernels.support import (
     vote_operands,
     wrong_dtype,
 )
-from torchcaps.types import Capsules, Routed
+from torchcaps.types import Capsules
 
 # Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred
 # multiprocessors busy.
@@ -91,10 +89,9 @@ def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
     return "tf32" if allowed else "ieee"
 
 
-def obstacle(votes: Votes) -> str | None:
+def obstacle(votes: Any) -> str | None:
     """Why the GPU kernels cannot route these votes."""
-    reason = not_linear(votes) if HAS_TRITON else "Triton is not installed"
-    if reason is not None or not isinstance(votes, ProductVotes):
+    if reason := not_linear(votes) if HAS_TRITON else "Triton is not installed":
         return reason
     weight = votes.weight
     device = weight.device
@@ -154,20 +151,6 @@ def _is_interpreting() -> bool:
         return False
     triton = sys.modules.get("triton")
     return triton is not None and bool(triton.knobs.runtime.interpret)
-
-
-@fast_path(
-    "dynamic_routing",
-    "triton",
-    obstacle,
-    rank=5,
-    reason="GPU kernels: products of matrices over many children, no votes",
-    drawback=drawback,
-)
-def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
-    """Routing by agreement of linear votes; products in half precision under autocast."""
-    pose_dtype = votes.autocast_dtype
-    return route(_dynamic_routing, votes, iterations, leaky, detach, pose_dtype=pose_dtype)
 
 
 # What the kernel `agreements` returns: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones
@@ -335,9 +318,12 @@ def _factor(agreements: _Agreements | None) -> int:
     return 0 if agreements is None else len(agreements[0])
 
 
-class _Problem(Problem):
-    def passes(self, backward: bool) -> Passes:
-        return _TritonPasses(self, backward)
-
-
-_dynamic_routing = define_operator("dynamic_routing_triton", _Problem, num_outputs=4, num_saved=1)
+# Of the implementations of an operation, those of lower rank are tried first.
+fast_path(
+    "dynamic_routing",
+    "triton",
+    obstacle,
+    rank=5,
+    reason="GPU kernels: products of matrices over many children, no votes",
+    drawback=drawback,
+)(define_route("triton", _TritonPasses, in_autocast=True))

@@ -130,6 +130,18 @@ def m_step(layer, g, t, R, mean, variance, stats):
             center[:] = state.mean
 
 
+@compiled_loop(inline="always")  # otherwise no loop around it is vectorized
+def vote(layer, g, j, i, p, q, n):
+    """V_ijh of sample n."""
+    inner = len(layer.sizes[1])
+    place = layer.place[j, i]
+    parent_type = j % len(layer.weight)
+    total = layer.shift[parent_type, i, p * len(layer.sizes[2]) + q]
+    for k in range(inner):
+        total += layer.pose[g, place, p * inner + k, n] * layer.weight[parent_type, i, k, q]
+    return total
+
+
 @compiled
 def sum_moments(layer, g, j, factor, center, first_moment, second_moment, total):
     """Sums over the children of parent j of f d and f d^2, where d = V - center, and of f.
@@ -140,27 +152,18 @@ def sum_moments(layer, g, j, factor, center, first_moment, second_moment, total)
     total: written, sum of f [n].
     """
     rows = len(layer.sizes[0])
-    inner = len(layer.sizes[1])
     outer = len(layer.sizes[2])
-    pose = layer.pose
-    weight = layer.weight
-    shift = layer.shift
-    parent_type = j % len(weight)
     first_moment[:] = 0
     second_moment[:] = 0
     total[:] = 0
     for i in range(len(factor)):
-        place = layer.place[j, i]
         for n in range(LANES):
             total[n] += factor[i, n]
         for p in range(rows):
             for q in range(outer):
                 h = p * outer + q
                 for n in range(LANES):
-                    vote = shift[parent_type, i, h]
-                    for k in range(inner):
-                        vote += pose[g, place, p * inner + k, n] * weight[parent_type, i, k, q]
-                    d = vote - center[h, n]
+                    d = vote(layer, g, j, i, p, q, n) - center[h, n]
                     weighted = factor[i, n] * d
                     first_moment[h, n] += weighted
                     second_moment[h, n] += weighted * d
@@ -239,23 +242,14 @@ def sum_quadratics(layer, g, j, center, linear, square, constant, out):
     out: written, [i, n].
     """
     rows = len(layer.sizes[0])
-    inner = len(layer.sizes[1])
     outer = len(layer.sizes[2])
-    pose = layer.pose
-    weight = layer.weight
-    shift = layer.shift
-    parent_type = j % len(weight)
     for i in range(len(out)):
-        place = layer.place[j, i]
         out[i] = constant
         for p in range(rows):
             for q in range(outer):
                 h = p * outer + q
                 for n in range(LANES):
-                    vote = shift[parent_type, i, h]
-                    for k in range(inner):
-                        vote += pose[g, place, p * inner + k, n] * weight[parent_type, i, k, q]
-                    d = vote - center[h, n]
+                    d = vote(layer, g, j, i, p, q, n) - center[h, n]
                     out[i, n] += (square[h, n] * d + linear[h, n]) * d
 
 
@@ -462,9 +456,7 @@ def votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients):
     rows = len(layer.sizes[0])
     inner = len(layer.sizes[1])
     outer = len(layer.sizes[2])
-    pose = layer.pose
     weight = layer.weight
-    shift = layer.shift
     parents, children = layer.place.shape
     constant = np.empty_like(center[0])  # [h, n]
     linear = np.empty_like(center[0])
@@ -480,10 +472,7 @@ def votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients):
                 for q in range(outer):
                     h = p * outer + q
                     for n in range(LANES):
-                        vote = shift[parent_type, i, h]
-                        for k in range(inner):
-                            vote += pose[g, place, p * inner + k, n] * weight[parent_type, i, k, q]
-                        d = vote - center[j, h, n]
+                        d = vote(layer, g, j, i, p, q, n) - center[j, h, n]
                         grad_vote[h, n] = constant[h, n] + linear[h, n] * d
                 for k in range(inner):
                     for n in range(LANES):
@@ -492,7 +481,7 @@ def votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients):
                             gradient += grad_vote[p * outer + q, n] * weight[parent_type, i, k, q]
                         gradients.pose[g, place, p * inner + k, n] = gradient
             add_weight_gradient(
-                layer.sizes, pose[g, place], grad_vote, gradients.weight[g, parent_type, i]
+                layer.sizes, layer.pose[g, place], grad_vote, gradients.weight[g, parent_type, i]
             )
             if len(gradients.shift):
                 add_shift_gradient(grad_vote, gradients.shift[g, parent_type, i])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from torchcaps.functional.bounds import factor_limit, gradient_limit
 from torchcaps.functional.fields import Convention, ConvField
 from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.squash import full_precision
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import ProductVotes
 from torchcaps.kernels.dynamic.passes import restore_positions
 from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
@@ -203,15 +204,14 @@ class Problem(NamedTuple):
         return mean, activation, coupling
 
 
-def obstacle(votes: Votes) -> str | None:
+def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
     reason = None if HAS_NUMBA else NO_NUMBA
     reason = reason or needs_reference(votes)
     reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
     if reason is None and not isinstance(votes, ProductVotes):
         reason = "the votes are given, not made of poses and matrices"
-    reason = reason or competes_apart(votes.field)
-    if reason is not None or not isinstance(votes, ProductVotes):
+    if reason := reason or competes_apart(votes.field):
         return reason
     num_products = votes.children.pose.shape[-1] * votes.weight.shape[-1]
     if num_products > MAX_PRODUCTS:
@@ -305,7 +305,7 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
 
     problem = problem.clamped()
     children, parents, inner, outer = problem.weight.shape
-    place, competition = _competitions(problem)
+    place, competition = _competitions(problem.field, problem.pose.shape[3], parents)
     zeros = problem.weight.new_zeros(1, *problem.field.positions, children, parents)
     coupling = problem.field.initial_coupling(zeros)[0]
     first_coupling = coupling.transpose(-1, -2).flatten(0, 2)  # [w * j, i]
@@ -333,24 +333,23 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
     parallel_for(getattr(_loops, name), len(arguments[0]), layer, *arrays)
 
 
-def _competitions(problem: Problem) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # they outlive the call
+def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, Tensor]:
     """Place of each child on the map and number of the competition for it, both `[w * j, i]`.
 
-    Parents with the same number compete for the child; `ConvField` has the conventions.
+    Parents with the same number compete for the child.
+
+    Args:
+        field: of the windows.
+        types: capsule types of the map.
+        parents: of a window.
     """
-    children, parents = problem.weight.shape[:2]
-    space = problem.pose.shape[1:4]
-    num_places = math.prod(space)
-    numbers = torch.arange(num_places).view(space).unsqueeze(0)
-    place = problem.field.gather(numbers)[0].flatten(0, 1).repeat_interleave(parents, dim=0)
-    child = torch.arange(children)
-    if problem.convention == "all":  # one competition for each child of the map
-        return place, place
-    if problem.convention == "patch":  # for each child of a window
-        return place, child.expand_as(place)
-    parent = torch.arange(len(place)).unsqueeze(1)  # w * j
-    if problem.convention == "space":  # for each child of the map and each parent type
-        parent_type = parent % parents
-        return place, place + parent_type * num_places
-    window = parent // parents  # for each window and each of its children
-    return place, window * children + child
+    places = torch.arange(field.height * field.width * types)
+    places = field.gather(places.view(1, field.height, field.width, types))
+    place = places[0].flatten(0, 1).repeat_interleave(parents, dim=0)
+    pairs = torch.arange(place.numel(), dtype=torch.float64)
+    pairs = pairs.view(1, *field.positions, parents, -1).transpose(-1, -2)
+    last = field.reduce_competing(pairs, Tensor.amax).expand_as(pairs)
+    _, competition = last.unique(return_inverse=True)
+    return place, competition[0].transpose(-1, -2).flatten(0, 2)

@@ -31,7 +31,7 @@ import math
 import numpy as np
 
 from torchcaps.functional.squash import DOUBLE_EPSILON, EPSILON
-from torchcaps.kernels._compile import compiled, compiled_loop, exp
+from torchcaps.kernels._compile import compiled, compiled_loop, softmax
 from torchcaps.kernels.lanes import POSITIONS, keep_compiled
 
 
@@ -150,34 +150,12 @@ def compute_coupling(t, u, V, c):
         c[:] = 1.0 / parents
         return
     c[:] = 0
-    largest = np.empty_like(c[0, 0])
-    total = np.empty_like(c[0, 0])
     for i in range(children):
         for j in range(parents):
             for d in range(dim):
                 for n in range(POSITIONS):
                     c[i, j, n] += u[i, j, d, n] * V[j, d, n]
-        softmax(c[i], largest, total)
-
-
-@compiled
-def softmax(x, largest, total):
-    """x_j = exp(x_j) / sum_k exp(x_k), in place of x `[j, n]`.
-
-    largest, total: memory `[n]` for the maximum and the sum over j.
-    """
-    largest[:] = -np.inf
-    total[:] = 0
-    for j in range(len(x)):
-        for n in range(POSITIONS):
-            largest[n] = max(largest[n], x[j, n])
-    for j in range(len(x)):
-        for n in range(POSITIONS):
-            x[j, n] = exp(x[j, n] - largest[n])
-            total[n] += x[j, n]
-    for j in range(len(x)):
-        for n in range(POSITIONS):
-            x[j, n] /= total[n]
+        softmax(False, c[i])
 
 
 @compiled
