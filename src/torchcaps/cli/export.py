@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, show, usage
+from torchcaps.cli.console import UsageError, announce, note, show, usage
 from torchcaps.cli.parser import Flag, Json, Root, Run
 
 
@@ -48,8 +48,7 @@ def export(
         output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
     if push is not None and format != "hub":
         raise UsageError(f"--push: expected --format hub, got {format}")
-    note("writing the file, and comparing its answers on test images ...")
-    with usage():
+    with usage(), announce("writing the file, and comparing its answers on test images"):
         exported = tc.export(
             run, output, format=format, half=half, int8=int8, opset=opset, root=root
         )
