@@ -73,6 +73,7 @@ model = task.model
 examples = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
 images, labels, classes = digits.float_images(examples), digits.labels[examples], digits.classes
 scores = tc.evaluate(model, digits)
+packaged = tc.load(tc.models.weights_file())  # the small CapsNet of the package
 
 
 def epochs(run):
@@ -105,12 +106,15 @@ figure = viz.reconstructions(
         ),
         Entry(
             "perturbations",
-            "The meaning of pose dimensions: each row changes one dimension and shows the decoded images.",
-            "a test digit of class 4",
+            "The meaning of pose dimensions: each row changes one dimension, and ends with the change.",
+            "the packaged small CapsNet and a test digit of class 4",
             """\
-sweep = evaluation.perturb(model, images[8:9], labels[8:9], steps=5)
+sweep = evaluation.perturb(packaged, images[8:9], labels[8:9], steps=5)
 figure = viz.perturbations(
-    sweep.reconstructions[0], sweep.offsets, title="pose of the capsule of class 4"
+    sweep.reconstructions[0],
+    sweep.offsets,
+    title="pose of the capsule of class 4",
+    names=sweep.names[0],
 )""",
             72,
             64,
@@ -144,7 +148,6 @@ figure = viz.coupling_map(
             "All votes for each class, times their couplings, tip to tail: votes that agree make a straight line.",
             "the packaged small CapsNet and a test digit",
             """\
-packaged = tc.load(tc.models.weights_file())
 paths = evaluation.vote_paths(packaged, images[14])
 figure = viz.vote_paths(
     paths.coupling, paths.votes, paths.activation, classes=classes, image=images[14]
@@ -166,7 +169,7 @@ film = viz.vote_film(
         ),
         Entry(
             "diagnosis",
-            "The effect of routing: couplings, activations, idle capsules, and accuracy without it.",
+            "The effect of routing: accuracy without it, straightness of votes, couplings, idle capsules.",
             "128 test digits",
             """\
 figure = viz.diagnosis(evaluation.diagnose(model, digits, count=128))""",
