@@ -29,7 +29,7 @@ from torchcaps.errors import printable
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
-PATIENCE = 1.5  # seconds until a command says what it does
+PATIENCE = 1.0  # seconds until a command says what it does
 STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
@@ -87,6 +87,8 @@ def announce(text: str) -> Iterator[Callable[[], None]]:
     Yields:
         What is called to say it no more.
     """
+    import torchcaps.reporting.api  # noqa: F401 (what all commands import is not counted)
+
     timer = threading.Timer(PATIENCE, note, [f"{text} ..."])
     timer.daemon = True
     timer.start()

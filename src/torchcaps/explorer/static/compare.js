@@ -36,8 +36,8 @@ addView("compare", "Compare", (panel) => {
       const titles = page.look.steps.map((_, n) => (isAttention ? "Attention" : `Iteration ${n + 1}`));
       cells = [NAMES_OF_STEPS.off, ...titles].map((title) => addCell(title, head));
       note.textContent =
-        `The same image and weights.${isAttention ? "" : " Iteration 1 is routing off: all couplings are equal."} ` +
-        "For two networks: torchcaps explore RUN OTHER.";
+        `The same image and weights${isAttention ? "" : "; iteration 1 has equal couplings, as has routing off"}. ` +
+        "Two networks: torchcaps explore RUN OTHER.";
     }
     panel.replaceChildren(note, grid);
   }
