@@ -20,8 +20,7 @@ from PIL import Image
 
 import torchcaps as tc
 from torchcaps import evaluation, viz
-from torchcaps.training import Run, TrainConfig
-from torchcaps.training.recipes import load_recipe
+from torchcaps.training import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,6 +159,7 @@ figure = viz.vote_paths(
             "The same as one rosette that moves; here its last picture. `torchcaps animate RUN IMAGE` writes a GIF.",
             "the same",
             """\
+paths = evaluation.vote_paths(packaged, images[14])
 film = viz.vote_film(
     paths.coupling, paths.votes, paths.activation, classes=classes, image=images[14]
 )
@@ -356,30 +356,6 @@ def train_missing(main: str) -> None:
         )
 
 
-def command(run: Run) -> str:
-    """What trains such a run."""
-    config = run.config
-    if not _changed(config, load_recipe("capsnet-digits").config):
-        return "torchcaps train capsnet-digits"
-    flags = [
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in _changed(config, TrainConfig()).items()
-        if name not in ("model", "model_options", "data")
-    ]
-    options = [f"--option {name}={value}" for name, value in config.model.options.items()]
-    return " ".join(
-        [f"torchcaps train {config.model.name} --data {config.data.name}", *flags, *options]
-    )
-
-
-def _changed(config: TrainConfig, default: TrainConfig) -> dict[str, Any]:
-    """Settings that differ, but for those that the task or the loop filled in."""
-    before = default.flat()
-    passed = ("root", "device", "checkpoint_every", "task", "loss", "clip")
-    settings = {name: value for name, value in config.flat().items() if name not in passed}
-    return {name: value for name, value in settings.items() if before[name] not in (None, value)}
-
-
 def save(figure: Figure, path: Path, dpi: int, colors: int) -> int:
     """Write a PNG with a palette; returns its bytes."""
     stream = io.BytesIO()
@@ -434,8 +410,8 @@ def page(main: str) -> str:
         wrapped(
             "Every figure of `torchcaps.viz`, with the code that draws it from a real run. "
             "`make gallery` writes this page and its pictures; it trains runs that are missing. "
-            "The table says which runs the pictures show; for accuracies to quote, which were "
-            "measured later, see [results](results.md)."
+            "The table says which runs the pictures show, which were trained beside other work; "
+            "for accuracies to quote, which were measured later, see [results](results.md)."
         ),
         "",
         "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.",
@@ -444,9 +420,9 @@ def page(main: str) -> str:
         "|---|---|---|",
     ]
     for folder in folders:
-        run = Run(ROOT / folder)
-        description = repr(run).split(": ", 1)[1].removesuffix(")")
-        lines.append(f"| `{folder}` | `{command(run)}` | {description} |")
+        description = repr(Run(ROOT / folder)).split(": ", 1)[1].removesuffix(")")
+        command = f"torchcaps train {RUNS.get(folder, RUNS[MAIN])}"
+        lines.append(f"| `{folder}` | `{command}` | {description} |")
     lines += [
         "",
         wrapped(
