@@ -196,7 +196,7 @@ def check(
         raise UsageError(f"layer: expected FILE.py:NAME, got {layer}")
     with usage():
         target = load_object(file, name)
-    with announce("testing the properties"):
+    with usage(), announce("testing the properties"):
         outcomes = tc.testing.check_any(target, *shape, **parse_options(option))
     if json:
         print_json(outcomes)
