@@ -316,7 +316,8 @@ figure = viz.generation_weights(auto.strokes()[often, :8], title="what the gener
             "four test planes, moved three times",
             """\
 task, planes = tc.reporting.open_task("runs/planes", device="cpu")
-figure = task.report_items(tc.tasks.evaluate_task(task, planes), planes)[0].figure  # calls viz.point_sets(rows)""",
+items = task.report_items(tc.tasks.evaluate_task(task, planes), planes)
+figure = items[0].figure  # of viz.point_sets(rows)""",
         ),
     ],
     "Speed": [
