@@ -44,10 +44,13 @@ PAPER = {
     ("inverted_attention", "classes_layer"): "one linear layer\nfor all classes",
     ("heinsen", "head"): "scores and poses\nRouting\nRouting",
     ("capsnet", "conv"): "ReLU Conv1",
+    ("capsnet", "primary"): "PrimaryCaps",
     ("capsnet", "class_capsules"): "DigitCaps",
     ("matrix_caps", "conv"): "ReLU Conv1",
     ("matrix_caps", "conv_capsules.0"): "ConvCaps1",
+    ("matrix_caps", "primary"): "PrimaryCaps",
     ("matrix_caps", "conv_capsules.1"): "ConvCaps2",
+    ("matrix_caps", "class_capsules"): "ClassCaps",
 }
 # Stages of networks that are not one row of modules.
 WRITTEN = {
@@ -78,6 +81,7 @@ WORDS = {
     "RoutedLayer, ": "",
     "self_routing routing": "self-routing",
     "vb routing": "VB routing",
+    "em routing": "EM routing",
     "ConvCaps": "capsules",
     "ClassCaps": "class capsules",
     "CapsuleLinear": "class capsules",
