@@ -28,28 +28,29 @@ NAMES = (
     "transforming_autoencoder",
     "canonical_capsules",
 )
-# Names of the layers in the papers, where they have some.
+# Names of the layers in the papers, or in their authors' code, where they have some.
 PAPER = {
-    ("deepcaps", "stem"): "Conv",
-    ("deepcaps", "cells"): "ConvCaps cell",
-    ("deepcaps", "cells.3"): "ConvCaps cell\nwith 3D routing",
-    ("deepcaps", "class_capsules"): "DigitCaps",
+    ("deepcaps", "cells"): "cell of\n4 ConvCaps",
+    ("deepcaps", "cells.3"): "cell with\nConvCaps3D routing",
     ("deepcaps", "decoder"): "class-independent\ndecoder",
     ("vb_caps", "stem"): "Conv1",
     ("vb_caps", "primary"): "PrimaryCaps",
     ("vb_caps", "conv_capsules.0"): "ConvCaps1",
     ("vb_caps", "conv_capsules.1"): "ConvCaps2",
     ("vb_caps", "class_capsules"): "ClassCaps",
-    ("sr_capsnet", "primary"): "PrimaryCaps",
-    ("sr_capsnet", "class_capsules"): "ClassCaps",
-    ("inverted_attention", "primary"): "PrimaryCaps",
-    ("inverted_attention", "capsule_layers"): "ConvCaps, FC Caps",
-    ("inverted_attention", "classes_layer"): "shared classifier",
+    ("sr_capsnet", "class_capsules"): "class layer",
+    ("inverted_attention", "primary"): "primary",
+    ("inverted_attention", "capsule_layers"): "ConvCaps1\nConvCaps2\nclass caps (FC)",
+    ("inverted_attention", "classes_layer"): "one linear layer\nfor all classes",
+    ("heinsen", "head"): "scores and poses\nRouting\nRouting",
     ("capsnet", "conv"): "ReLU Conv1",
+    ("capsnet", "primary"): "PrimaryCaps",
     ("capsnet", "class_capsules"): "DigitCaps",
     ("matrix_caps", "conv"): "ReLU Conv1",
     ("matrix_caps", "conv_capsules.0"): "ConvCaps1",
+    ("matrix_caps", "primary"): "PrimaryCaps",
     ("matrix_caps", "conv_capsules.1"): "ConvCaps2",
+    ("matrix_caps", "class_capsules"): "ClassCaps",
 }
 # Stages of networks that are not one row of modules.
 WRITTEN = {
@@ -74,10 +75,13 @@ QUIET = re.compile(r"BatchNorm|LayerNorm|ShiftNorm|SiLU|ReLU")  # stages that ch
 WORDS = {
     "ResidualBlock": "residual block",
     "Conv2d": "convolution",
-    "RoutingHead": "routing head",
-    "RoutedStack": "three routed layers",
+    "RoutingHead": "",
+    "RoutedStack": "",
     "CapsuleCell": "cell",
     "RoutedLayer, ": "",
+    "self_routing routing": "self-routing",
+    "vb routing": "VB routing",
+    "em routing": "EM routing",
     "ConvCaps": "capsules",
     "ClassCaps": "class capsules",
     "CapsuleLinear": "class capsules",
@@ -132,12 +136,12 @@ def blocks(name: str) -> list[Stage]:
 def draw(name: str) -> Figure:
     """The stages of a network from left to right: the higher a box the larger its map, the wider the more channels."""
     stages = blocks(name)
-    figure = new_figure(1.0 + 1.55 * len(stages), 3.6)
+    figure = new_figure(1.0 + 1.55 * len(stages), 3.3)
     axes = figure.subplots()
     for place, (kind, output, times, height, width) in enumerate(stages):
         color = (
             ORANGE
-            if "capsule" in output or "rout" in kind
+            if "capsule" in output or "rout" in kind.lower()
             else BLUE
             if "decoder" not in kind
             else GRAY
@@ -158,7 +162,7 @@ def draw(name: str) -> Figure:
         prefix = f"{times} × " if times > 1 else ""
         axes.text(
             1.55 * place,
-            1.95,
+            1.6,
             f"{prefix}{kind}".replace(", ", "\n"),
             ha="center",
             va="bottom",
@@ -166,14 +170,14 @@ def draw(name: str) -> Figure:
         )
         axes.text(
             1.55 * place,
-            -1.85,
+            -1.6,
             output.replace(" capsules", "\ncapsules"),
             ha="center",
             va="top",
             fontsize=7.5,
         )
     axes.set_xlim(-0.9, 1.55 * (len(stages) - 1) + 0.9)
-    axes.set_ylim(-2.4, 3.0)
+    axes.set_ylim(-2.1, 2.75)
     axes.set_axis_off()
     return figure
 

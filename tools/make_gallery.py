@@ -20,8 +20,7 @@ from PIL import Image
 
 import torchcaps as tc
 from torchcaps import evaluation, viz
-from torchcaps.training import Run, TrainConfig
-from torchcaps.training.recipes import load_recipe
+from torchcaps.training import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,6 +72,7 @@ model = task.model
 examples = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
 images, labels, classes = digits.float_images(examples), digits.labels[examples], digits.classes
 scores = tc.evaluate(model, digits)
+packaged = tc.load(tc.models.weights_file())  # the small CapsNet of the package
 
 
 def epochs(run):
@@ -105,12 +105,15 @@ figure = viz.reconstructions(
         ),
         Entry(
             "perturbations",
-            "The meaning of pose dimensions: each row changes one dimension and shows the decoded images.",
-            "a test digit of class 4",
+            "The meaning of pose dimensions: each row changes one dimension, and ends with the change.",
+            "the packaged small CapsNet and a test digit of class 4",
             """\
-sweep = evaluation.perturb(model, images[8:9], labels[8:9], steps=5)
+sweep = evaluation.perturb(packaged, images[8:9], labels[8:9], steps=5)
 figure = viz.perturbations(
-    sweep.reconstructions[0], sweep.offsets, title="pose of the capsule of class 4"
+    sweep.reconstructions[0],
+    sweep.offsets,
+    title="pose of the capsule of class 4",
+    names=sweep.names[0],
 )""",
             72,
             64,
@@ -144,7 +147,6 @@ figure = viz.coupling_map(
             "All votes for each class, times their couplings, tip to tail: votes that agree make a straight line.",
             "the packaged small CapsNet and a test digit",
             """\
-packaged = tc.load(tc.models.weights_file())
 paths = evaluation.vote_paths(packaged, images[14])
 figure = viz.vote_paths(
     paths.coupling, paths.votes, paths.activation, classes=classes, image=images[14]
@@ -157,6 +159,7 @@ figure = viz.vote_paths(
             "The same as one rosette that moves; here its last picture. `torchcaps animate RUN IMAGE` writes a GIF.",
             "the same",
             """\
+paths = evaluation.vote_paths(packaged, images[14])
 film = viz.vote_film(
     paths.coupling, paths.votes, paths.activation, classes=classes, image=images[14]
 )
@@ -166,7 +169,7 @@ film = viz.vote_film(
         ),
         Entry(
             "diagnosis",
-            "The effect of routing: couplings, activations, idle capsules, and accuracy without it.",
+            "The effect of routing: accuracy without it, straightness of votes, couplings, idle capsules.",
             "128 test digits",
             """\
 figure = viz.diagnosis(evaluation.diagnose(model, digits, count=128))""",
@@ -313,7 +316,8 @@ figure = viz.generation_weights(auto.strokes()[often, :8], title="what the gener
             "four test planes, moved three times",
             """\
 task, planes = tc.reporting.open_task("runs/planes", device="cpu")
-figure = task.report_items(tc.tasks.evaluate_task(task, planes), planes)[0].figure  # calls viz.point_sets(rows)""",
+items = task.report_items(tc.tasks.evaluate_task(task, planes), planes)
+figure = items[0].figure  # of viz.point_sets(rows)""",
         ),
     ],
     "Speed": [
@@ -351,30 +355,6 @@ def train_missing(main: str) -> None:
             cwd=ROOT,
             check=True,
         )
-
-
-def command(run: Run) -> str:
-    """What trains such a run."""
-    config = run.config
-    if not _changed(config, load_recipe("capsnet-digits").config):
-        return "torchcaps train capsnet-digits"
-    flags = [
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in _changed(config, TrainConfig()).items()
-        if name not in ("model", "model_options", "data")
-    ]
-    options = [f"--option {name}={value}" for name, value in config.model.options.items()]
-    return " ".join(
-        [f"torchcaps train {config.model.name} --data {config.data.name}", *flags, *options]
-    )
-
-
-def _changed(config: TrainConfig, default: TrainConfig) -> dict[str, Any]:
-    """Settings that differ, but for those that the task or the loop filled in."""
-    before = default.flat()
-    passed = ("root", "device", "checkpoint_every", "task", "loss", "clip")
-    settings = {name: value for name, value in config.flat().items() if name not in passed}
-    return {name: value for name, value in settings.items() if before[name] not in (None, value)}
 
 
 def save(figure: Figure, path: Path, dpi: int, colors: int) -> int:
@@ -431,8 +411,8 @@ def page(main: str) -> str:
         wrapped(
             "Every figure of `torchcaps.viz`, with the code that draws it from a real run. "
             "`make gallery` writes this page and its pictures; it trains runs that are missing. "
-            "The table says which runs the pictures show; for accuracies to quote, which were "
-            "measured later, see [results](results.md)."
+            "The table says which runs the pictures show, which were trained beside other work; "
+            "for accuracies to quote, which were measured later, see [results](results.md)."
         ),
         "",
         "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.",
@@ -441,9 +421,9 @@ def page(main: str) -> str:
         "|---|---|---|",
     ]
     for folder in folders:
-        run = Run(ROOT / folder)
-        description = repr(run).split(": ", 1)[1].removesuffix(")")
-        lines.append(f"| `{folder}` | `{command(run)}` | {description} |")
+        description = repr(Run(ROOT / folder)).split(": ", 1)[1].removesuffix(")")
+        command = f"torchcaps train {RUNS.get(folder, RUNS[MAIN])}"
+        lines.append(f"| `{folder}` | `{command}` | {description} |")
     lines += [
         "",
         wrapped(

@@ -79,6 +79,7 @@ def test_a_layer_from_anywhere_is_checked(checked, words, status, sentence):
     [
         ("checked_layers.py", "layer: expected FILE.py:NAME, got checked_layers.py"),
         ("checked_layers.py:Absent", "Absent: expected a name in checked_layers.py"),
+        (["checked_layers.py:Layer", "--option", "width=1"], "options: Layer takes others ("),
     ],
 )
 def test_what_is_no_layer_is_refused(checked, words, sentence):

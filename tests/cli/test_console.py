@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 
 import pytest
 
 from torchcaps.cli.console import (
     LOSSY,
     UsageError,
+    announce,
     graceful_stop,
     ignore_signals,
     note,
@@ -34,6 +36,19 @@ def test_notes_go_to_stderr_and_results_to_stdout(capsys):
     print_json({"a": 1})
     out, err = capsys.readouterr()
     assert (json.loads(out), err) == ({"a": 1}, "a note\n")
+
+
+def test_long_work_is_announced_and_short_work_is_not(capsys, monkeypatch):
+    monkeypatch.setattr("torchcaps.cli.console.PATIENCE", 0.05)
+    with announce("long work"):
+        time.sleep(0.5)
+    with announce("stopped") as silence:
+        silence()
+        time.sleep(0.2)
+    monkeypatch.setattr("torchcaps.cli.console.PATIENCE", 60)
+    with pytest.raises(ValueError), announce("a failure"):
+        raise ValueError
+    assert capsys.readouterr().err == "long work ...\n"
 
 
 def test_numbers_that_json_lacks_are_never_printed(capsys):

@@ -424,8 +424,8 @@ def test_predictions_are_those_of_one_process(launched):
 def test_a_batch_smaller_than_the_processes_is_one_sentence(launched):
     outcomes = launched.outcomes(train_on_small_batches)
     assert column(outcomes, 0) == [1] * launched.world_size
-    assert sorted("".join(column(outcomes, 2)).splitlines()) == [
-        "reading the data and building the model ...",
+    lines = "".join(column(outcomes, 2)).splitlines()
+    assert [line for line in lines if not line.endswith(" ...")] == [
         f"torchcaps: error: batch_size: expected at least {launched.world_size}, got 1",
     ]
     assert not (launched.folder / "small").exists()

@@ -29,6 +29,7 @@ from torchcaps.errors import printable
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
+PATIENCE = 1.0  # seconds until a command says what it does
 STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
@@ -77,6 +78,24 @@ def usage() -> Iterator[None]:
 def note(text: str) -> None:
     """One line to stderr."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def announce(text: str) -> Iterator[Callable[[], None]]:
+    """While open, say what is done as soon as it takes long. An error that comes before stands alone.
+
+    Yields:
+        What is called to say it no more.
+    """
+    import torchcaps.reporting.api  # noqa: F401 (what all commands import is not counted)
+
+    timer = threading.Timer(PATIENCE, note, [f"{text} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
 
 
 def note_next(run: Path, *commands: str) -> None:
@@ -167,13 +186,12 @@ def counting(title: str, after: str = "") -> Iterator[Callable[[int, int | None]
     """The bar as a function of the number that is done and the number of all, if it is known.
 
     Args:
-        title: of the bar, which is a line on stderr, too.
+        title: of the bar, which is announced, too.
         after: what is done when all are counted, said then.
     """
     from torchcaps.training.callbacks import progress_bar
 
-    note(f"{title} ...")
-    with progress_bar(title) as bar:
+    with announce(title), progress_bar(title) as bar:
         task = bar.add_task("")
 
         def count(done: int, total: int | None) -> None:
@@ -240,9 +258,13 @@ def stoppable(advice: str, title: str = "training") -> Iterator[list[Any]]:
     from torchcaps.distributed import current
 
     ranks = current()
-    with graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught:
+    with (
+        graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught,
+        announce("reading the data and building the model") as silence,
+    ):
         try:
-            yield [tc.training.StopWhen(lambda: bool(caught)), tc.training.ProgressBar(title)]
+            bar = tc.training.ProgressBar(title, silence)
+            yield [tc.training.StopWhen(lambda: bool(caught)), bar]
         except tc.training.Interrupted as stop:
             ignore_signals()
             note(f"{stop}; {advice}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, print_json, print_wrapped, show, usage
+from torchcaps.cli.console import UsageError, announce, note, print_json, print_wrapped, show, usage
 from torchcaps.cli.parser import Flag, Json, parse_options
 from torchcaps.plugins import load_object
 
@@ -148,7 +148,8 @@ def _list_datasets(json: bool) -> int:
 
 def _fetch(name: str, root: Path | None) -> int:
     """Download a data set, and print its folder."""
-    with tc.training.callbacks.progress_bar(f"fetching {name}") as bar:
+    title = f"fetching {name}"
+    with announce(title), tc.training.callbacks.progress_bar(title) as bar:
         task = bar.add_task("", total=None)
 
         def progress(file: str, num_bytes: int, total: int | None) -> None:
@@ -161,7 +162,8 @@ def _fetch(name: str, root: Path | None) -> int:
 
 def _verify(name: str, root: Path | None, json: bool) -> int:
     """Print which files of a data set are as published; status 1 for a damaged one."""
-    checks = tc.data.verify_dataset(name, root)
+    with announce(f"verifying {name}"):
+        checks = tc.data.verify_dataset(name, root)
     rows = [("file", "state", "why")]
     for check in checks:
         rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
@@ -194,7 +196,8 @@ def check(
         raise UsageError(f"layer: expected FILE.py:NAME, got {layer}")
     with usage():
         target = load_object(file, name)
-    outcomes = tc.testing.check_any(target, *shape, **parse_options(option))
+    with usage(), announce("testing the properties"):
+        outcomes = tc.testing.check_any(target, *shape, **parse_options(option))
     if json:
         print_json(outcomes)
     else:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import torchcaps as tc
 from torchcaps.cli.console import (
     UsageError,
+    announce,
     counting,
     note,
     note_next,
@@ -217,16 +218,16 @@ def diagnose(
         verbose: Print the statistics of every measure, too.
     """
     check_flag("--images", images, low=2)
-    note("measuring the couplings ...")
-    diagnosis = tc.diagnose(
-        run,
-        data,
-        baseline=baseline,
-        count=images,
-        seed=seed,
-        root=root,
-        device=device,
-    )
+    with announce("measuring the couplings"):
+        diagnosis = tc.diagnose(
+            run,
+            data,
+            baseline=baseline,
+            count=images,
+            seed=seed,
+            root=root,
+            device=device,
+        )
     if json:
         print_json(diagnosis.to_dict())
         return 0
@@ -268,16 +269,16 @@ def reconstruct(
             current folder.
     """
     check_flag("--per-class", per_class, low=1)
-    note("drawing ...")
-    picture = tc.reporting.reconstruct_run(
-        run or tc.models.weights_file(),
-        images,
-        data=data,
-        root=root,
-        per_class=per_class,
-        seed=seed,
-        output=output,
-    )
+    with announce("drawing"):
+        picture = tc.reporting.reconstruct_run(
+            run or tc.models.weights_file(),
+            images,
+            data=data,
+            root=root,
+            per_class=per_class,
+            seed=seed,
+            output=output,
+        )
     print(picture)
     return 0
 
@@ -308,17 +309,17 @@ def perturb(
     """
     check_flag("--span", span, low=0)
     check_flag("--steps", steps, low=2)
-    note("drawing a grid for each class or image ...")
-    pictures = tc.reporting.perturb_run(
-        run or tc.models.weights_file(),
-        images,
-        data=data,
-        root=root,
-        span=span,
-        steps=steps,
-        seed=seed,
-        output=output,
-    )
+    with announce("drawing a grid for each class or image"):
+        pictures = tc.reporting.perturb_run(
+            run or tc.models.weights_file(),
+            images,
+            data=data,
+            root=root,
+            span=span,
+            steps=steps,
+            seed=seed,
+            output=output,
+        )
     print(*pictures, sep="\n")
     return 0
 
@@ -341,9 +342,10 @@ def animate(
         seed: Seed of the choice of test images.
         output: The file; by default plots/votes.gif in the run folder, or in the current folder.
     """
-    picture = tc.reporting.animate_run(
-        run or tc.models.weights_file(), images, data=data, root=root, seed=seed, output=output
-    )
+    with announce("drawing each iteration for each class or image"):
+        picture = tc.reporting.animate_run(
+            run or tc.models.weights_file(), images, data=data, root=root, seed=seed, output=output
+        )
     print(picture)
     return 0
 
@@ -370,16 +372,23 @@ def explore(
     """
     if port is not None:
         check_flag("--port", port, low=0, high=65535)
-    note("making the page ...")
     try:
-        with sigterm_as_exit(os._exit):  # a server writes nothing
+        with (
+            sigterm_as_exit(os._exit),  # a server writes nothing
+            announce("making the page") as silence,
+        ):
+
+            def say(line: str) -> None:
+                silence()
+                print(line, flush=True)
+
             tc.explore(
                 run,
                 other,
                 root=root,
                 port=port,
                 open_page=open,
-                log=lambda line: print(line, flush=True),
+                log=say,
             )
     except KeyboardInterrupt:
         note("stopped")
@@ -426,8 +435,7 @@ def export(
         output = tc.reporting.evaluation_folder(run) / EXPORT_FORMATS[format].file
     if push is not None and format != "hub":
         raise UsageError(f"--push: expected --format hub, got {format}")
-    note("writing the file, and comparing its answers on test images ...")
-    with usage():
+    with usage(), announce("writing the file, and comparing its answers on test images"):
         exported = tc.export(
             run, output, format=format, half=half, int8=int8, opset=opset, root=root
         )

@@ -15,6 +15,7 @@ import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import (
     UsageError,
+    announce,
     counting,
     note,
     note_next,
@@ -104,8 +105,6 @@ def train(
             note(f"--threads: the run was started with {former}; with {threads} {cost}")
     elif ranks.is_main and not has_folds:
         tc.training.folder.check_new(tc.training.Run(folder))
-    if ranks.is_main:
-        note("reading the data and building the model ...")
     if has_folds:
         with hinted([folder / "fold-1"]):
             _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
@@ -114,7 +113,8 @@ def train(
         return 0
     if ranks.is_main and not resume and config.data.folds is None:
         # Unreadable test images are an error before the training.
-        tc.training.sampling.load_images(config, "test")
+        with announce("reading the test images"):
+            tc.training.sampling.load_images(config, "test")
 
     with hinted([folder]):
         # With the other settings that are given, a run that is resumed agrees already.
@@ -177,7 +177,8 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
 
     run = tc.training.Run(folder)
     options: dict[str, Any] = {"root": config.data.root, "device": config.training.device}
-    evaluation = tc.evaluate(run, output=folder, **options)
+    with counting("evaluating") as progress:
+        evaluation = tc.evaluate(run, output=folder, progress=progress, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
     lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"

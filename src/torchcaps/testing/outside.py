@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.errors import ArgumentError
 from torchcaps.nn.routers import Router
 from torchcaps.testing.modules import MODULE_CHECKS
 from torchcaps.testing.properties import ROUTER_CHECKS
@@ -43,6 +44,9 @@ def check_any(target: Any, children: int = 6, dim: int = 8, **options: Any) -> d
     Returns:
         By the sentence that states the property: why it does not hold, empty where it does.
 
+    Raises:
+        ArgumentError: for options that the class does not take.
+
     Example:
         >>> from torchcaps.nn import CapsuleLinear
         >>> from torchcaps.testing import check_any
@@ -50,7 +54,10 @@ def check_any(target: Any, children: int = 6, dim: int = 8, **options: Any) -> d
         False
     """
     if isclass(target):
-        target = target(**options)
+        try:
+            target = target(**options)
+        except TypeError as error:
+            raise ArgumentError("options", f"{target.__name__} takes others ({error})") from error
         options = {}
     checks: dict[str, Callable[[], None]] = {}
     if isinstance(target, nn.Module) and not isinstance(target, Router):

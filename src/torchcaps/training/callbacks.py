@@ -183,14 +183,17 @@ class ProgressBar(Callback):
 
     Args:
         title: of the bar.
+        started: called when the training starts.
     """
 
     is_late = True
 
-    def __init__(self, title: str = "training") -> None:
+    def __init__(self, title: str = "training", started: Callable[[], None] = lambda: None) -> None:
         self.title = title
+        self.started = started
 
     def on_start(self, trainer: Trainer) -> None:
+        self.started()
         self.num_messages = 0
         self.bar = progress_bar(self.title)
         self.bar.start()

@@ -32,9 +32,12 @@ addView("compare", "Compare", (panel) => {
       cells = [addCell(head.name, head), addCell(second.name, second)];
       note.textContent = "The same image, read by two networks.";
     } else {
-      const titles = page.look.steps.map((_, n) => (page.look.router === "attention" ? "Attention" : `Iteration ${n + 1}`));
+      const isAttention = page.look.router === "attention";
+      const titles = page.look.steps.map((_, n) => (isAttention ? "Attention" : `Iteration ${n + 1}`));
       cells = [NAMES_OF_STEPS.off, ...titles].map((title) => addCell(title, head));
-      note.textContent = "The same image and weights. `torchcaps explore RUN OTHER` sets two networks side by side.";
+      note.textContent =
+        `The same image and weights${isAttention ? "" : "; iteration 1 has equal couplings, as has routing off"}. ` +
+        "Two networks: torchcaps explore RUN OTHER.";
     }
     panel.replaceChildren(note, grid);
   }

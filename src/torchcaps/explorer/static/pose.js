@@ -16,7 +16,7 @@ addView("pose", "Pose", (panel) => {
   const wide = make("div", { class: "wide" }, note, sliders, make("div", { class: "row" }, reset), details);
   const figure = (canvas, words) => make("figure", {}, canvas, make("figcaption", {}, words));
   const layout = make("div", { class: "pose" });
-  layout.append(figure(drawing, "drawn: drag it"), figure(difference, "what changed"), wide);
+  layout.append(figure(drawing, "drawn: drag it"), figure(difference, "what a slider changes"), wide);
   let base = null; // the pose of the image
   let pose = null;
   let label = 0;

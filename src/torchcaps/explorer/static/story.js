@@ -28,7 +28,7 @@ const STORY = [
   },
   {
     title: "Routing listens to those who agree",
-    text: "At first every class gets an equal share of every child. Then a child whose vote points where the class points gets a larger share there, and a smaller one elsewhere. Press Play: the line of the winner straightens, and few children carry it.",
+    text: "At first every class gets an equal share of every child. Then a child whose vote points where the class points gets a larger share there, and a smaller one elsewhere. Press Play: the winner's line straightens, few children carry it, and its length grows. Which class wins often stays the same.",
     equation: "b<sub>ij</sub> ← b<sub>ij</sub> + û<sub>j|i</sub> · v<sub>j</sub>,  c<sub>ij</sub> = e<sup>b<sub>ij</sub></sup> / Σ<sub>k</sub> e<sup>b<sub>ik</sub></sup>",
     link: [PAPER, "Procedure 1"],
     tab: "votes",
