@@ -51,7 +51,7 @@ from torchcaps.kernels.lanes import LANES, keep_compiled
 
 # Squared distance of a mean from the center, in variances, beyond which sums of squares lose
 # digits.
-FAR = 16.0
+FAR = 1.0
 # Rows of `stats`.
 MASS = 0  # S
 LOG_VAR = 1  # sum_h log variance
