@@ -264,7 +264,7 @@ def test_digamma_in_operators_of_onnx(tmp_path):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", tc.list_models())
 def test_every_classifier_becomes_a_file(name, tmp_path):
-    sizes = {"img_size": 32} if name == "segcaps_small" else {}
+    sizes = {"img_size": 32} if name in ("segcaps_r1", "segcaps_small") else {}
     model = tc.create_model(name, **sizes).eval()
     if spec_of(model).task not in ("classify", "tree") and not sizes:
         pytest.skip("this is no classifier")
