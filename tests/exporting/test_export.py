@@ -261,7 +261,7 @@ def test_digamma_in_operators_of_onnx(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", tc.list_models())
 def test_every_classifier_becomes_a_file(name, tmp_path):
     sizes = {"img_size": 32} if name in ("segcaps_r1", "segcaps_small") else {}
