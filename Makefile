@@ -111,7 +111,7 @@ package:
 	rm -rf dist $(INSTALL)
 	$(RELEASE)/bin/python -m build
 	$(RELEASE)/bin/python -m twine check --strict dist/*
-	test $$(wc -c < dist/*.whl) -le 8000000
+	test $$(cat dist/*.whl | wc -c) -le 8000000
 	$(PYTHON) -m venv $(INSTALL)
 	$(INSTALL)/bin/python -m pip install "$(TORCH)"
 	$(INSTALL)/bin/python -m pip install "$$(echo dist/*.whl)[plots,export]"

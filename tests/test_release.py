@@ -32,7 +32,7 @@ def test_the_version_and_the_owner_are_named_once():
     assert text.count(PROJECT["urls"]["Repository"]) == text.count("github.com") == 1
 
 
-@pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling, which builds, is not here")
+@pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling is not installed")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

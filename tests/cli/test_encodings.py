@@ -37,6 +37,7 @@ LINES = {
     "predict": "predict runs/é pictures/test",
     "compare": "compare runs/é runs/b",
     "diagnose": "diagnose runs/é",
+    "export": "export runs/é --output é.pt2",
     "models": "models",
     "recipes": "recipes",
     "data": "data list",
@@ -50,7 +51,7 @@ DRAWING = {
     "report": "report runs/é",
 }
 # Only their help is printed here: they serve, need another extra or take minutes.
-HELP_ALONE = {"audit", "explore", "export", "import", "reproduce"}
+HELP_ALONE = {"audit", "explore", "import", "reproduce"}
 
 
 def run(program, lines, folder, **environment):

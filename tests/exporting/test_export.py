@@ -45,7 +45,7 @@ DYNAMIC = (
     "vb_caps",
 )
 # Their own rounding errors are as large, in float32 beside double precision.
-INEXACT = {"matrix_caps": 3e-5, "segcaps_small": 2e-5, "vb_caps": 2e-5, "vb_caps_small": 2e-5}
+INEXACT = {"segcaps_small": 2e-5, "vb_caps": 2e-5, "vb_caps_small": 2e-5}
 
 
 def small_model(name="capsnet", **options):
@@ -260,33 +260,32 @@ def test_digamma_in_operators_of_onnx(tmp_path):
     assert (error <= np.maximum(1e-6, 4e-7 * np.abs(expected))).all()
 
 
-def largest_error(path, model, images):
-    """The largest difference of a file's outputs from the model's; classes are the same."""
-    with torch.no_grad():
-        expected = model(images).numpy()
-    answers = read_onnx(path)(images.numpy())
-    two_largest = np.sort(expected, axis=1)[:, -2:]
-    is_clear = two_largest[:, 1] - two_largest[:, 0] > 2e-5
-    assert (answers.argmax(1) == expected.argmax(1))[is_clear].all()
-    return np.abs(answers - expected).max()
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [*tc.list_models(), "segcaps_small"])
-def test_every_classifier_becomes_onnx(name, tmp_path):
-    sizes = {"img_size": 32} if name == "segcaps_small" else {}
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", tc.list_models())
+def test_every_classifier_becomes_a_file(name, tmp_path):
+    sizes = {"img_size": 32} if name in ("segcaps_r1", "segcaps_small") else {}
     model = tc.create_model(name, **sizes).eval()
     if spec_of(model).task not in ("classify", "tree") and not sizes:
         pytest.skip("this is no classifier")
-    start = process_time()
-    exported = export(model, tmp_path / "model.onnx")
-    assert process_time() - start < (180 if name.startswith("matrix_caps") else 60)
     tolerance = INEXACT.get(name, 1e-5)
-    assert exported.difference <= tolerance
-    assert exported.batches == (1, 3, 64)
     images = torch.rand(5, *model.image_shape)
-    assert largest_error(exported.path, model, images) <= tolerance
+    with torch.no_grad():
+        expected = model(images)
+    for ending, read in READERS.items():
+        start = process_time()
+        exported = export(model, tmp_path / f"model{ending}")
+        seconds = process_time() - start
+        print(f"{name}{ending}: {exported.difference:.1e}, {seconds:.0f} s")
+        assert seconds < (180 if name.startswith("matrix_caps") else 60)
+        assert exported.difference <= tolerance
+        assert exported.batches == (1, 3, 64)
+        answers = torch.from_numpy(read(exported.path)(images.numpy()))
+        torch.testing.assert_close(answers, expected, atol=tolerance, rtol=0)
+        if not spec_of(model).is_dense:
+            margins = expected.topk(2).values.diff().abs().squeeze(1)
+            is_clear = margins > 2 * tolerance
+            assert (answers.argmax(1) == expected.argmax(1))[is_clear].all()
 
 
 @pytest.mark.slow

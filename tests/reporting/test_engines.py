@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+import torchcaps
 from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError, DataError
 from torchcaps.reporting import Predictor
@@ -107,6 +108,12 @@ def predict_by_ray(run, folder, path, kills=False):
                 if kills and count == COUNT // 4:
                     os.kill(min(workers), signal.SIGKILL)
     return peak_memory("self") + sum(sorted(peaks.values())[-2:]), len(peaks)
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch):
+    """Workers, which have folders of their own, import what is tested here."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(torchcaps.__file__).parents[1]))
 
 
 @pytest.fixture

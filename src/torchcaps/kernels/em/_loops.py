@@ -51,7 +51,10 @@ from torchcaps.kernels.lanes import LANES, keep_compiled
 
 # Squared distance of a mean from the center, in variances, beyond which sums of squares lose
 # digits.
-FAR = 16.0
+FAR = 1.0
+# Children whose factors are added up before their sum is added to the total: a single one is so much
+# smaller than the total of many that it would lose digits.
+PART = 32
 # Rows of `stats`.
 MASS = 0  # S
 LOG_VAR = 1  # sum_h log variance
@@ -156,9 +159,13 @@ def sum_moments(layer, g, j, factor, center, first_moment, second_moment, total)
     first_moment[:] = 0
     second_moment[:] = 0
     total[:] = 0
+    part = np.zeros_like(total)
     for i in range(len(factor)):
         for n in range(LANES):
-            total[n] += factor[i, n]
+            part[n] += factor[i, n]
+        if i % PART == PART - 1 or i == len(factor) - 1:
+            total += part
+            part[:] = 0
         for p in range(rows):
             for q in range(outer):
                 h = p * outer + q
