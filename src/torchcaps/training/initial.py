@@ -54,12 +54,13 @@ class InitialWeights:
         else:
             self.tensors = _read_weights(source, classes)
         network = find_network(model)
-        module = network.outer if isinstance(network, WrappedNetwork) else unwrap(network)
+        module = unwrap(network)
+        if isinstance(network, WrappedNetwork):
+            module = network.outer
+            if not fitting_weights(module.state_dict(), self.tensors):
+                module = unwrap(network.entry)
         state = module.state_dict()
-        weights = self.tensors
-        if isinstance(network, WrappedNetwork) and not fitting_weights(state, weights):
-            weights = _renamed(weights, network)
-        loaded = take_weights(module, weights)
+        loaded = take_weights(module, self.tensors)
         if not loaded:
             raise ArgumentError(
                 "init",
@@ -92,13 +93,6 @@ def _read_weights(source: str, classes: tuple[str, ...]) -> dict[str, Tensor]:
         for name in _class_weights(description):
             del tensors[name]
     return tensors
-
-
-def _renamed(tensors: dict[str, Tensor], wrapped: WrappedNetwork) -> dict[str, Tensor]:
-    """Weights of a network, by their names in the modules around it."""
-    network = unwrap(wrapped.entry)
-    [path] = [path for path, module in wrapped.outer.named_modules() if module is network]
-    return {f"{path}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _class_weights(description: dict[str, Any]) -> list[str]:
