@@ -35,7 +35,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest package campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-engines engines gpu-bundle test-trainers test-lowest test-newest package campaign campaign-kills faults lint docs site dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-small-digits
@@ -70,7 +70,7 @@ test-engines: engines
 engines:
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -c "import torch" 2>/dev/null || $(ENGINES)/bin/python -m pip install "$(TORCH)"
-	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray,log]" "pyspark>=4.3"
+	$(ENGINES)/bin/python -m pip install -c constraints.txt -e ".[dev,ray,log,docs]" "pyspark>=4.3"
 
 # What `python -m benchmarks.gpu --output DIR` needs on a machine without network, beside torch: 62 MB.
 gpu-bundle: $(INSTALLED)
@@ -136,6 +136,15 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python tools/check_docs.py
+
+# The site, build/site/index.html: these documents, tutorials that run, the reference. The first time takes minutes.
+site: $(INSTALLED) build/site/index.html
+	$(BIN)/python -c "import myst_nb, furo" 2>/dev/null || $(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html -d build/doctrees docs build/site/docs
+
+# Its first page, which explains a network while you draw.
+build/site/index.html: tools/make_site.py $(wildcard src/torchcaps/explorer/static/* src/torchcaps/exporting/*.py src/torchcaps/models/weights/capsnet_small.*) | $(INSTALLED)
+	$(BIN)/python tools/make_site.py $@
 
 # The tested versions, the lowest ones, and the licenses: constraints*.txt and docs/dependencies.md.
 dependencies: engines

@@ -26,6 +26,16 @@ from torchcaps.types import Capsules, Routed
 PAPER_WEIGHT = 0.0005  # of the summed squared error of a drawing
 PIXELS = 784
 SMALL = {"channels": 32, "primary_types": 4, "decoder": (128, 256), "impl": "reference"}
+SMALL_EM = {
+    "num_classes": 10,
+    "in_chans": 1,
+    "img_size": 28,
+    "channels": 32,
+    "primary_types": 4,
+    "types": (4, 8),
+    "iterations": 2,
+    "impl": "reference",
+}
 
 
 class KeptLogits(Router):
@@ -61,8 +71,7 @@ def capsnet(**options: Any) -> Callable[[], nn.Module]:
 
 def matrix_caps(**options: Any) -> Callable[[], nn.Module]:
     """A maker of a small network with EM routing."""
-    sizes: Any = {"num_classes": 10, "in_chans": 1, "img_size": 28}
-    return lambda: tc.create_model("matrix_caps_small", **sizes, **options)
+    return lambda: tc.create_model("matrix_caps", **{**SMALL_EM, **options})
 
 
 # Name: the network, the settings of its training, and what is patched meanwhile.
@@ -76,14 +85,14 @@ CASES: dict[str, Case] = {
         {"reconstruction": PAPER_WEIGHT / PIXELS},
         nullcontext,
     ),
-    "EM routing, as published": (matrix_caps(impl="reference"), {}, nullcontext),
-    "σ for σ² in the density": (
-        matrix_caps(impl="reference"),
+    "EM routing, as published": (matrix_caps(), {}, nullcontext),
+    "EM routing: σ for σ² in the density": (
+        matrix_caps(),
         {},
         lambda: patch.object(em, "_log_density", density_with_deviation),
     ),
-    "competition within one window alone": (
-        matrix_caps(impl="reference", convention="types"),
+    "EM routing: competition within one window": (
+        matrix_caps(convention="type"),
         {},
         nullcontext,
     ),

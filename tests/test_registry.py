@@ -80,4 +80,4 @@ def test_a_taken_name_is_refused():
         shapes.add("square", 5)
     shapes.add("square", 5, reads=["area"], replace=True)
     assert shapes["square"] == 5
-    assert shapes.reads("square") == {"area"}
+    assert shapes.fact("square") == ["area"]

@@ -24,7 +24,7 @@ WIDTH = 100  # of a line, in characters
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-] + sorted((ROOT / "docs").glob("*.md"))
+] + sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("tutorials/*.md")])
 HISTORY = ("CHANGELOG.md", "decisions.md")  # which name what is gone
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FORBIDDEN = re.compile(r"/(?:work|root|tmp|home)/|files\.pythonhosted|registry\.npmjs")

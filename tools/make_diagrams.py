@@ -15,7 +15,19 @@ from make_gallery import PICTURES, save
 from torchcaps.models.notebook import list_stages
 from torchcaps.viz.canvas import BLUE, GRAY, ORANGE, new_figure
 
-NAMES = ("vb_caps", "deepcaps", "inverted_attention", "heinsen", "sr_capsnet")
+NAMES = (
+    "vb_caps",
+    "deepcaps",
+    "inverted_attention",
+    "heinsen",
+    "sr_capsnet",
+    "capsnet",
+    "matrix_caps",
+    "resnet20",
+    "capsule_head",
+    "transforming_autoencoder",
+    "canonical_capsules",
+)
 # Names of the layers in the papers, where they have some.
 PAPER = {
     ("deepcaps", "stem"): "Conv",
@@ -33,6 +45,30 @@ PAPER = {
     ("inverted_attention", "primary"): "PrimaryCaps",
     ("inverted_attention", "capsule_layers"): "ConvCaps, FC Caps",
     ("inverted_attention", "classes_layer"): "shared classifier",
+    ("capsnet", "conv"): "ReLU Conv1",
+    ("capsnet", "class_capsules"): "DigitCaps",
+    ("matrix_caps", "conv"): "ReLU Conv1",
+    ("matrix_caps", "conv_capsules.0"): "ConvCaps1",
+    ("matrix_caps", "conv_capsules.1"): "ConvCaps2",
+}
+# Stages of networks that are not one row of modules.
+WRITTEN = {
+    "transforming_autoencoder": (
+        ("image", "1 × 28 × 28"),
+        ("recognition units,\n30 capsules alone", "30 × 60"),
+        ("presence and place\nof each capsule", "30 capsules of 2 dims"),
+        ("the shift is added\nto each place", "30 capsules of 2 dims"),
+        ("generation units,\n30 capsules alone", "30 × 20"),
+        ("drawing: sum by\npresence", "1 × 28 × 28"),
+    ),
+    "canonical_capsules": (
+        ("points in any pose", "1024 × 3"),
+        ("point encoder", "1024 × 128"),
+        ("attention: each point\namong 10 capsules", "10 capsules of 3 + 128 dims"),
+        ("rigid motion to the\ncanonical pose", "1024 × 3"),
+        ("second encoder,\nsame attention", "10 capsules of 128 dims"),
+        ("decoder of each\ncapsule", "1020 × 3"),
+    ),
 }
 QUIET = re.compile(r"BatchNorm|LayerNorm|ShiftNorm|SiLU|ReLU")  # stages that change no size
 WORDS = {
@@ -49,13 +85,32 @@ WORDS = {
     "BranchedPrimaryCaps": "primary capsules",
     "ClassIndependentDecoder": "decoder",
     "Linear": "linear",
+    "MatrixPrimaryCaps": "primary capsules",
+    "PrimaryCaps": "primary capsules",
+    "FullyConnectedDecoder": "decoder",
+    "FeatureExtractor": "backbone",
+    "CapsuleHead": "LayerNorm, primary capsules, class capsules",
 }
+Stage = tuple[str, str, int, float, float]
 
 
-def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
+def size_of(output: str) -> tuple[float, float]:
+    """Height and width of a stage's box, from what the stage gives."""
+    numbers = [int(n) for n in re.findall(r"\d+", output)]
+    capsules = "capsule" in output
+    rows = numbers[0] if capsules and len(numbers) > 2 else 1 if len(numbers) < 3 else numbers[1]
+    wide = numbers[-1] if len(numbers) == 1 else numbers[-1] * numbers[-2]
+    if not capsules:
+        wide = numbers[0]
+    return 0.35 + log2(rows + 1) / 2.4, 0.25 + log2(wide + 1) / 12
+
+
+def blocks(name: str) -> list[Stage]:
     """What each stage is, what it gives, how many follow alike, and the height and width of its box."""
+    if name in WRITTEN:
+        return [(kind, output, 1, *size_of(output)) for kind, output in WRITTEN[name]]
     model: Any = tc.create_model(name)
-    stages: list[tuple[str, str, int, float, float]] = []
+    stages: list[Stage] = []
     for stage in list_stages(model):
         if QUIET.match(stage.kind):
             continue
@@ -64,19 +119,13 @@ def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
             kind = kind.replace(long, short)
         names = (PAPER.get((name, key)) for key in (stage.name, stage.name.partition(".")[0]))
         paper = next(filter(None, names), "")
-        kind = paper if kind in ("cell", "decoder", "linear") else f"{paper}\n{kind}".strip()
-        numbers = [int(n) for n in re.findall(r"\d+", stage.output)]
-        capsules = "capsule" in stage.output
-        rows = (
-            numbers[0] if capsules and len(numbers) > 2 else 1 if len(numbers) < 3 else numbers[1]
+        kind = (
+            paper or kind if kind in ("cell", "decoder", "linear") else f"{paper}\n{kind}".strip()
         )
-        wide = numbers[-1] * numbers[-2] if capsules else numbers[0]
         if stages and stages[-1][:2] == (kind, stage.output):
             stages[-1] = (*stages[-1][:2], stages[-1][2] + 1, *stages[-1][3:])
         else:
-            stages.append(
-                (kind, stage.output, 1, 0.35 + log2(rows + 1) / 2.4, 0.25 + log2(wide + 1) / 12)
-            )
+            stages.append((kind, stage.output, 1, *size_of(stage.output)))
     return stages
 
 

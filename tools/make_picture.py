@@ -23,8 +23,7 @@ from torch import Tensor
 
 import torchcaps as tc
 from torchcaps import evaluation
-from torchcaps.viz.canvas import BLUE, GRAY, ORANGE
-from torchcaps.viz.images import pictures
+from torchcaps.viz.canvas import BLUE, GRAY, ORANGE, pictures
 from torchcaps.viz.tiles import overlay_reconstructions, overlay_support
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "torchcaps.png"

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.evaluation.base import Images
-from torchcaps.evaluation.forward import batches, evaluating, image_activations
+from torchcaps.evaluation.base import Images, batches, evaluating, image_activations
 from torchcaps.types import spec_of
 
 Scores = Float[Tensor, "n classes"]

@@ -2,7 +2,7 @@
 
 from claims.measures.scores import class_scores
 from claims.sets.vernier import render_verniers
-from torchcaps.evaluation.forward import proportion
+from torchcaps.evaluation.base import proportion
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.measures import Figures, register_measure
 

@@ -229,16 +229,12 @@ def hard_exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-def data_parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
+def data_parallel(task: nn.Module) -> nn.Module:
     """A module whose backward pass averages the gradients of all ranks.
-
-    For one rank it is the task itself.
 
     Where shards differ, multiply the mean loss of a rank by `world_size * rows of the rank / rows
     of all`: the gradients are then those of the mean over all rows.
     """
-    if ranks.world_size == 1:
-        return task
     devices = [torch.cuda.current_device()] if _on_gpu(task) else None
     wrapper = nn.parallel.DistributedDataParallel(
         task, device_ids=devices, find_unused_parameters=True
@@ -287,20 +283,21 @@ def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     mean = sums[:-1] / count
     centered = x - mean.view(shape)
     variance = all_reduce_sum(centered.square().sum(axes)) / count
-    _update_running_statistics(layer, mean.detach(), variance.detach() * count / (count - 1))
+    running_mean, running_var = layer.running_mean, layer.running_var
+    if (
+        running_mean is not None
+        and running_var is not None
+        and layer.num_batches_tracked is not None
+    ):
+        # As torch's own batch norm does.
+        layer.num_batches_tracked.add_(1)
+        step = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+        unbiased = variance.detach() * count / (count - 1)
+        running_mean.lerp_(mean.detach().to(running_mean.dtype), step)
+        running_var.lerp_(unbiased.to(running_var.dtype), step)
     scale = torch.rsqrt(variance + layer.eps) * (1 if layer.weight is None else layer.weight)
     shift = 0 if layer.bias is None else layer.bias.view(shape)
     return (centered * scale.view(shape) + shift).to(inputs.dtype)
-
-
-def _update_running_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Move the running statistics towards these [channels], as torch's own batch norm does."""
-    if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
-        return
-    layer.num_batches_tracked.add_(1)
-    step = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), step)
-    layer.running_var.lerp_(variance.to(layer.running_var.dtype), step)
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ class NoiseSettings(SettingsGroup):
     noise: float = setting(0.0, "standard deviation of the noise", low=0)
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

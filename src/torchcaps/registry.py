@@ -4,19 +4,17 @@ One class stands under every registry. An entry is looked up after the package's
 installed plug-ins are imported. A name that is taken is refused unless `replace` is given.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torchcaps import plugins
-from torchcaps.errors import ArgumentError, UnknownNameError
+import torchcaps.plugins as plugins  # not `from torchcaps`, whose names need this module
+from torchcaps.errors import ArgumentError, UnknownNameError, check_known
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -30,6 +28,9 @@ class Registry(Mapping[str, T]):
         home: module that registers the library's entries when it is imported, or a package of such
             modules, named like their entries. It is imported when a name is first looked up or
             listed; "" where others import it.
+        facts: what `register` takes beside a name, with defaults, such as `reads`: names of the
+            settings that an entry reads, of those that only some entries of its kind read. A run
+            that gives another one of them is refused.
 
     Example:
         >>> schedules = Registry("schedule")
@@ -39,49 +40,48 @@ class Registry(Mapping[str, T]):
         1.0
     """
 
-    def __init__(self, kind: str, home: str = "") -> None:
+    def __init__(self, kind: str, home: str = "", **facts: Any) -> None:
         self.kind = kind
         self.home = home
+        self.facts = {"reads": ()} | facts
         self._entries: dict[str, T] = {}
-        self._reads: dict[str, frozenset[str]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
         plugins.SAVES.append(self._save)
 
-    def add(self, name: str, entry: T, *, reads: Iterable[str] = (), replace: bool = False) -> None:
+    def add(self, name: str, entry: T, *, replace: bool = False, **facts: Any) -> None:
         """Register an entry.
 
         Args:
             name: of the entry.
             entry: what is registered.
-            reads: names of the settings that this entry reads, of those that only some entries of
-                its kind read. A run that gives another one of them is refused.
             replace: allow a name that is taken.
+            facts: about the entry, by the names of the registry.
 
         Raises:
             ArgumentError: the name is taken, unless `replace`.
+            UnknownNameError: a fact that this kind of entry does not have.
         """
+        for fact in facts:
+            check_known(f"argument of a {self.kind}", fact, self.facts)
         if name in self._entries and not replace:
             taken = f"{name!r} is registered already"
             raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
         self._entries[name] = entry
-        self._reads[name] = frozenset(reads)
+        self._facts[name] = self.facts | facts
 
-    def register(
-        self, name: str | None = None, *, reads: Iterable[str] = (), replace: bool = False
-    ) -> Callable[[E], E]:
+    def register(self, name: str | None = None, **options: Any) -> Callable[[E], E]:
         """Decorator that registers a function or class, by default under its own name.
 
         Args:
             name: of the entry.
-            reads: see `add`.
-            replace: allow a name that is taken.
+            options: of `add`: `replace`, and facts about the entry.
 
         Raises:
             ArgumentError: the name is taken, unless `replace`.
         """
 
         def decorate(entry: E) -> E:
-            key = name or entry.__name__  # type: ignore[attr-defined]
-            self.add(key, entry, reads=reads, replace=replace)  # type: ignore[arg-type]
+            self.add(name or entry.__name__, entry, **options)  # type: ignore[attr-defined, arg-type]
             return entry
 
         return decorate
@@ -96,14 +96,18 @@ class Registry(Mapping[str, T]):
             raise self.unknown(name)
         return self._entries[name]
 
-    def reads(self, name: str) -> frozenset[str]:
-        """Names of the settings that an entry declares to read; see `add`.
+    def fact(self, name: str, fact: str = "reads") -> Any:
+        """What was said of an entry when it was registered.
+
+        Args:
+            name: of the entry.
+            fact: its name.
 
         Raises:
-            UnknownNameError: there is no such name.
+            UnknownNameError: there is no such entry.
         """
         self[name]  # raises the error for an unknown name
-        return self._reads[name]
+        return self._facts[name][fact]
 
     def unknown(self, name: str) -> UnknownNameError:
         """The error for a name that is not registered; its note is about plug-ins."""
@@ -141,11 +145,11 @@ class Registry(Mapping[str, T]):
         if self.home:
             import_submodules(self.home)
         entries = dict(self._entries)
-        reads = dict(self._reads)
+        facts = dict(self._facts)
 
         def restore() -> None:
             self._entries = entries
-            self._reads = reads
+            self._facts = facts
 
         return restore
 
@@ -191,12 +195,17 @@ def import_submodules(package: str) -> None:
                 import_submodules(module.name)
 
 
-def stub_names(file: str) -> dict[str, str]:
-    """The public names of a package that are imported when first used, and their modules.
+def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], object]]:
+    """`__all__` and `__getattr__` of a package whose public names are imported when first used.
 
     Args:
-        file: path of the package's `__init__.py`, beside whose stub, `__init__.pyi`, type checkers
-            and this function read what is imported from where.
+        package: its full name.
+        file: path of its `__init__.py`, beside whose stub, `__init__.pyi`, type checkers and this
+            function read what is imported from where.
+
+    Returns:
+        The public names, and a function that gives one of them, or a module of the package;
+        AttributeError where there is no such name.
     """
     text = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     modules = {}
@@ -204,17 +213,13 @@ def stub_names(file: str) -> dict[str, str]:
     for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)$", text, re.MULTILINE):
         for name in re.findall(r"(\w+) as ", names):
             modules[name] = module
-    return modules
 
+    def load(name: str) -> object:
+        home = modules.get(name, package)
+        if home != package:
+            return getattr(importlib.import_module(home), name)
+        if not name.startswith("_") and find_spec(f"{package}.{name}"):
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-def load_name(package: str, modules: Mapping[str, str], name: str) -> object:
-    """A public name of `stub_names`, or a module of the package.
-
-    Raises:
-        AttributeError: there is no such name.
-    """
-    if name in modules:
-        return getattr(importlib.import_module(modules[name]), name)
-    if not name.startswith("_") and find_spec(f"{package}.{name}"):
-        return importlib.import_module(f"{package}.{name}")
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return list(modules), load

@@ -22,7 +22,7 @@ from torchcaps.registry import Registry
 # Of settings that only some optimizers or schedules read, those that do (`setting(of=...)`).
 CHOICES: dict[str, Registry[Any]] = {
     "optimizer": Registry("optimizer"),
-    "schedule": Registry("schedule"),
+    "schedule": Registry("schedule", restarts=True),
 }
 OPEN = (None, "auto")  # a setting is open whose default is one of these, and that has it
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
@@ -237,16 +237,6 @@ class ScheduleSettings(SettingsGroup):
     )
 
 
-def _default_augmentation() -> Any:
-    return groups()["augmentation"]()
-
-
-def __getattr__(name: str) -> Any:
-    if name == "AugmentationSettings":  # for pickle, which looks for the class of a value
-        return groups()["augmentation"]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 @dataclass(frozen=True)
 class TrainingSettings(SettingsGroup):
     """Length of the training, device, and what is stored."""
@@ -319,7 +309,7 @@ class TrainConfig:
     task: TaskSettings = field(default_factory=TaskSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    augmentation: Any = field(default_factory=_default_augmentation)
+    augmentation: Any = field(default_factory=lambda: groups()["augmentation"]())  # noqa: PLW0108
     training: TrainingSettings = field(default_factory=TrainingSettings)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -364,8 +354,8 @@ class TrainConfig:
     def flat(self) -> dict[str, Any]:
         """Every setting by its name without a group."""
         settings = {}
-        for name, known in known_settings().items():
-            settings[name] = getattr(getattr(self, known.group), known.key)
+        for name, info in known_settings().items():
+            settings[name] = getattr(getattr(self, info.group), info.key)
         return settings
 
     def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
@@ -385,15 +375,12 @@ class TrainConfig:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        updates = flattened(changes)
-        for name in [*updates]:
-            if updates[name] is None:
-                del updates[name]
+        updates = {name: x for name, x in flattened(changes).items() if x is not None}
         choices = self.flat()
         resets = {}
-        for name, known in known_settings().items():
-            if known.of in updates and updates[known.of] != choices[known.of]:
-                resets[name] = known.default
+        for name, info in known_settings().items():
+            if info.of in updates and updates[info.of] != choices[info.of]:
+                resets[name] = info.default
         return self.replaced(resets, "default").replaced(updates, origin)
 
     def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
@@ -406,11 +393,10 @@ class TrainConfig:
         Returns:
             The copy.
         """
-        known = known_settings()
         choices = self.flat()
         changes = {}
         for name, default in defaults.items():
-            if choices[name] in OPEN and choices[name] == known[name].default:
+            if choices[name] in OPEN and choices[name] == known_settings()[name].default:
                 changes[name] = default
         return self.replaced(changes, origin)
 
@@ -426,18 +412,18 @@ class TrainConfig:
         """
         if not changes:
             return self
-        known = known_settings()
+        infos = known_settings()
         updated: dict[str, Any] = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
-            by_group.setdefault(known[name].group, {})[known[name].key] = value
+            by_group.setdefault(infos[name].group, {})[infos[name].key] = value
         for group, values in by_group.items():
             updated[group] = groups()[group](**vars(getattr(self, group)) | values)
         return replace(self, **updated)
 
 
-class KnownSetting(NamedTuple):
-    """What is known about one setting.
+class SettingInfo(NamedTuple):
+    """Facts about one setting.
 
     Attributes:
         group: name of its group.
@@ -461,7 +447,7 @@ def groups() -> dict[str, Any]:
     return _tables(tuple(ordered_augmentations()))[0]
 
 
-def known_settings() -> dict[str, KnownSetting]:
+def known_settings() -> dict[str, SettingInfo]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
     return _tables(tuple(ordered_augmentations()))[1]
 
@@ -469,7 +455,7 @@ def known_settings() -> dict[str, KnownSetting]:
 @cache
 def _tables(
     augmentations: tuple[Augmentation, ...],
-) -> tuple[dict[str, Any], dict[str, KnownSetting]]:
+) -> tuple[dict[str, Any], dict[str, SettingInfo]]:
     """The groups and all settings; those of these augmentations are fields of one group."""
     columns = []
     for augmentation in augmentations:
@@ -484,6 +470,7 @@ def _tables(
         namespace={"__module__": __name__, "__doc__": "How training images are changed at random."},
         frozen=True,
     )
+    globals()["AugmentationSettings"] = augmentation_settings  # for pickle
     classes = {
         "model": ModelSettings,
         "data": DataSettings,
@@ -493,19 +480,21 @@ def _tables(
         "augmentation": augmentation_settings,
         "training": TrainingSettings,
     }
-    known: dict[str, KnownSetting] = {}
+    infos: dict[str, SettingInfo] = {}
     for group, settings_class in classes.items():
         types = field_types(settings_class)
         for key, default in vars(settings_class()).items():
-            about = settings_class.__dataclass_fields__[key].metadata
-            name = about["name"] or key
-            if name in known:
+            metadata = settings_class.__dataclass_fields__[key].metadata
+            name = metadata["name"] or key
+            if name in infos:
                 raise ValueError(
-                    f"the setting {name!r} of {group} is one of {known[name].group} already; "
+                    f"the setting {name!r} of {group} is one of {infos[name].group} already; "
                     "expected another name"
                 )
-            known[name] = KnownSetting(group, key, about["about"], types[key], default, about["of"])
-    return classes, known
+            infos[name] = SettingInfo(
+                group, key, metadata["about"], types[key], default, metadata["of"]
+            )
+    return classes, infos
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -520,17 +509,20 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
-    known = known_settings()
+    infos = known_settings()
     settings: dict[str, Any] = {}
     for name, value in values.items():
         if name in groups() and isinstance(value, Mapping):
-            flat_names = {one.key: flat for flat, one in known.items() if one.group == name}
+            flat_names = {one.key: flat for flat, one in infos.items() if one.group == name}
             for key, member in value.items():
                 check_known(f"setting of {name}", key, flat_names)
                 settings[flat_names[key]] = member
-        elif name in known:
+        elif name in infos:
             settings[name] = value
         else:
-            names = [*known, *groups()]
+            names = [*infos, *groups()]
             raise UnknownNameError("setting", name, names, plugins.unknown_note(name, names))
     return settings
+
+
+known_settings()  # makes the settings of the augmentations of the package, which a pickle names

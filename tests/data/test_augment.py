@@ -10,20 +10,18 @@ from scipy.ndimage import affine_transform
 from torch import Generator
 
 from torchcaps.data import center_crop, random_crop
-from torchcaps.data.augment.intensity import (
-    ColorJitterSettings,
-    MorphologySettings,
-    color_jitter,
-    morphology,
-)
-from torchcaps.data.augment.spatial import (
+from torchcaps.data.augment.changes import (
     AffineSettings,
+    ColorJitterSettings,
     EraseSettings,
     FlipSettings,
+    MorphologySettings,
     ShiftSettings,
     affine,
+    color_jitter,
     erase,
     flip,
+    morphology,
     shift,
 )
 

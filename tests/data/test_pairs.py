@@ -85,7 +85,7 @@ def test_partners_are_all_images_of_other_classes_alike():
     pairs = make_pairs(make_source(3, 4))
     maker = pairs.maker
     base = torch.zeros(9000, dtype=torch.int64)
-    ranks = torch.arange(int(maker.others(base[:1])))
+    ranks = torch.arange(int(maker.num_partners_of(base[:1])))
     partners = maker.partner(base[: len(ranks)], ranks).tolist()
     assert sorted(partners) == [1, 2, 3, 5, 6, 7, 9, 10, 11]
     counts = draw(pairs, base).targets["single_label"][:, 1].bincount(minlength=4)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import Evaluation, score
-from torchcaps.evaluation.forward import image_activations
+from torchcaps.evaluation.base import image_activations
 from torchcaps.nn import CapsuleLinear, RoutingTrace
 from torchcaps.types import Capsules, ModelSpec
 

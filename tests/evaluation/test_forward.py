@@ -2,8 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation.base import check_labeled
-from torchcaps.evaluation.forward import device_of, evaluating, image_activations, right_answers
+from torchcaps.evaluation.base import (
+    check_labeled,
+    device_of,
+    evaluating,
+    image_activations,
+    right_answers,
+)
 
 from .stubs import PixelReader, refuses
 

@@ -11,7 +11,6 @@ from torchcaps.data import Batch
 from torchcaps.nn import CapsuleLinear, DynamicRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.update import TrainingStep
 
 from .small import SMALL
 
@@ -63,7 +62,7 @@ def gradients_of(step, model, batch):
 
 def test_a_training_step_compiles_whole_and_once():
     model = small_capsnet(impl="blocked", decoder=False, iterations=2)
-    step = TrainingStep(create_task(model, TrainConfig()))
+    step = create_task(model, TrainConfig()).training_step
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
     frames = []

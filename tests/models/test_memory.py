@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import torchcaps as tc
-from torchcaps.models import ModelInfo, _memory, _registry, register_model
-from torchcaps.models._memory import available_memory
-from torchcaps.models._registry import MODELS
+from torchcaps.models import ModelInfo, _registry, register_model
+from torchcaps.models._registry import MODELS, available_memory
 from torchcaps.nn import DynamicRouting, use_generator
 
 CPU = torch.device("cpu")
@@ -96,8 +95,8 @@ def test_an_option_that_is_a_module_is_built_into_one_model_alone():
 
 
 def test_memory_is_that_of_the_machine_or_of_its_control_group(monkeypatch, tmp_path):
-    monkeypatch.setattr(_memory, "MEMORY_FILE", tmp_path / "meminfo")
-    monkeypatch.setattr(_memory, "GROUP_FILE", tmp_path / "max")
+    monkeypatch.setattr(_registry, "MEMORY_FILE", tmp_path / "meminfo")
+    monkeypatch.setattr(_registry, "GROUP_FILE", tmp_path / "max")
     assert available_memory(CPU) == math.inf
     (tmp_path / "meminfo").write_text("MemTotal: 800 kB\nMemAvailable: 400 kB\nSwapFree: 1 kB\n")
     (tmp_path / "max").write_text("max\n")

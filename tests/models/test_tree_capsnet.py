@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data.sets.fashion_mnist import GROUPS
+from torchcaps.data import dataset_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.models.tree_capsnet import OFF_TREE, tree_prior
 from torchcaps.testing import seeded
 
+GROUPS = dataset_info("fashion-mnist-tree").classes
 PATHS = ("a/p/0", "a/p/1", "a/q/2", "b/r/3", "b/r/4")  # 2, 3 and 5 classes
 PARENTS = [(0, 0, 1), (0, 0, 1, 2, 2)]
 SMALL = {

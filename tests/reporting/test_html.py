@@ -169,7 +169,7 @@ def test_every_section_is_there_with_something_in_it(written):
 
 
 def test_a_class_has_a_slider_for_each_axis_of_its_poses(finished, monkeypatch):
-    monkeypatch.setattr("torchcaps.evaluation.decoding.pose_axes.MIN_IMAGES", 2)
+    monkeypatch.setattr("torchcaps.evaluation.decoding.MIN_IMAGES", 2)
     text, strips = html.dimensions(finished).blocks
     right = finished.images.labels[finished.is_correct]
     assert text.startswith(f"Class {finished.images.classes[int(right.mode().values)]}: ")

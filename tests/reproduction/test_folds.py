@@ -17,7 +17,7 @@ from torchcaps.reporting import open_task
 from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reproduction import CrossValidation
 from torchcaps.training import Interrupted, Run, train
-from torchcaps.training.sampling import inside_fold, split
+from torchcaps.training.sampling import select_fold, split
 from training.fixtures import bars as bars
 from training.makers import contents, stop_after, tiny
 
@@ -141,7 +141,7 @@ def test_groups_stay_together(bars):
     tested = []
     for fold in (1, 2, 3):
         config = tiny(bars, folds=3, fold=fold)
-        inside = {*inside_fold(images, config).targets["track"].tolist()}
+        inside = {*select_fold(images, config, is_tested=True).targets["track"].tolist()}
         train_images, val_images = split(images, config)
         outside = {*train_images.targets["track"].tolist(), *val_images.targets["track"].tolist()}
         assert not inside & outside

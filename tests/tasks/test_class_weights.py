@@ -11,7 +11,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.tasks.class_weights import balanced_weights, image_weights
+from torchcaps.tasks.classify import balanced_weights, image_weights
 
 LABELS = torch.tensor([0, 0, 0, 2, 0, 2])  # no image of class 1
 WEIGHTS = torch.tensor([6 / (2 * 4), 1.0, 6 / (2 * 2)])

@@ -352,10 +352,10 @@ def test_the_explorer_shows_the_picture_under_its_mask():
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
-    monkeypatch.setattr(shapes_set, "COUNTS", {"train": 4, "test": 3})
     restore(_registry.DATASETS)
     info, reader = _registry.DATASETS["shapes"]
     smaller = replace(info, train=4, test=3)
+    monkeypatch.setattr(shapes_set, "INFO", smaller)
     _registry.DATASETS.add("shapes", (smaller, reader), replace=True)
     assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
     assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0

@@ -11,7 +11,7 @@ import torchcaps as tc
 from torchcaps.data import Dataset, load_dataset
 from torchcaps.data.form import measure_form
 from torchcaps.evaluation import HeldOutCalibration, calibrate, reconstruction_distances
-from torchcaps.evaluation.forward import image_activations
+from torchcaps.evaluation.base import image_activations
 from torchcaps.training import Interrupted, Run, TrainConfig, load, train
 from torchcaps.training.calibration import preprocessing
 from torchcaps.training.sampling import split

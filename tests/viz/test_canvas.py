@@ -6,8 +6,7 @@ import matplotlib
 import pytest
 
 from torchcaps import viz
-from torchcaps.viz.canvas import new_figure
-from torchcaps.viz.names import short, short_names
+from torchcaps.viz.canvas import new_figure, short, short_names
 
 
 def test_figures_are_bounded():

@@ -1,6 +1,6 @@
 import numpy as np
 
-from torchcaps.viz.images import pictures, tile_grid
+from torchcaps.viz.canvas import pictures, tile_grid
 
 from .drawing import words
 

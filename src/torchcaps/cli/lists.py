@@ -69,17 +69,17 @@ def doctor(*, kernels: bool = False, json: Json = False) -> int:
         kernels: Compare every kernel that can run here with the reference, in value and gradient;
             status 1 if one fails. Loops are compiled first, which takes a minute.
     """
-    environment = tc.training.environment
-    device = tc.training.device.resolve_device("auto")
+    machine = tc.training.device
+    device = machine.resolve_device("auto")
     if kernels:
         return _check_kernels(device, json)
-    facts = environment.environment()
+    facts = machine.environment()
     facts["device"] = str(device)
-    facts["precision auto"] = tc.training.device.resolve_precision("auto", device)
+    facts["precision auto"] = machine.resolve_precision("auto", device)
     for operator, (implementation, reason) in tc.ops.survey(device).items():
         facts[f"kernel {operator}"] = f"{implementation}: {reason}"
     for package in ("matplotlib", "numba", "triton"):
-        facts[package] = environment.package_version(package)
+        facts[package] = machine.package_version(package)
     rows = [("fact", "value")]
     for name, fact in facts.items():
         rows.append((name, str(fact)))
@@ -198,8 +198,8 @@ def check(
     if json:
         print_json(outcomes)
     else:
-        for about, problem in outcomes.items():
-            print_wrapped(f"FAILS  {about}: {problem}" if problem else f"holds  {about}")
+        for title, problem in outcomes.items():
+            print_wrapped(f"FAILS  {title}: {problem}" if problem else f"holds  {title}")
     return int(any(outcomes.values()))
 
 

@@ -13,7 +13,7 @@ from contextlib import (
 )
 
 import torchcaps as tc
-from torchcaps.cli import export, lists, predict, report, train
+from torchcaps.cli import lists, predict, report, train
 from torchcaps.cli.console import LOSSY, UsageError, ignore_signals, sigterm_as_exit
 from torchcaps.cli.parser import find_values, hinted, parse
 
@@ -31,7 +31,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "diagnose": report.diagnose,
     "report": report.report,
     "explore": report.explore,
-    "export": export.export,
+    "export": report.export,
     "import": lists.import_weights,
     "models": lists.models,
     "recipes": lists.recipes,

@@ -1,7 +1,5 @@
 """From the words of a command line to a call: flags of a command, its help, errors on one line."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -141,15 +139,15 @@ def list_settings(is_short: bool) -> dict[str, Flag]:
     for name, setting in known_settings().items():
         if name in WITHOUT_FLAG:
             continue
-        about = setting.about
+        text = setting.about
         if is_short:
-            about = about.partition(";")[0]
+            text = text.partition(";")[0]
         elif name in switches and setting.type is not bool:
-            about += "; 0 is off"
-        if not re.match(r"\w+[:,]", about):  # a value comes first
-            about = about[0].upper() + about[1:]
+            text += "; 0 is off"
+        if not re.match(r"\w+[:,]", text):  # a value comes first
+            text = text[0].upper() + text[1:]
         flags[name] = Flag(
-            about.removesuffix(".") + ".",
+            text.removesuffix(".") + ".",
             is_rare=name not in COMMON,
             has_negation=True,
             kind=setting.type,
@@ -270,9 +268,9 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
     parser = _make_parser(name, command, is_short=HELP_ALL not in words)
     values, unknown = parser.parse_known_intermixed_args(words)
     if unknown and unknown[0].startswith("-"):
-        known = [option for action in parser._actions for option in action.option_strings]
+        options = [option for action in parser._actions for option in action.option_strings]
         hint = f"see {parser.prog} --help; a flag of a plug-in needs --import MODULE"
-        raise UnknownNameError("flag", unknown[0], known, hint)
+        raise UnknownNameError("flag", unknown[0], options, hint)
     if unknown:
         parser.error(f"expected no further words, got {' '.join(unknown)}")
     if "threads" in values:
@@ -375,7 +373,7 @@ def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:
         is_short: describe each setting by its first clause.
     """
     hints = get_type_hints(target, include_extras=True)
-    about = _read_docstring(target)[1]
+    descriptions = _read_docstring(target)[1]
     flags: dict[str, Flag] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         hint = hints[name]
@@ -386,7 +384,7 @@ def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:
         else:
             kind, flag = get_args(hint) if get_origin(hint) is Annotated else (hint, Flag())
             flags[name] = flag._replace(
-                help=about.get(name, flag.help),
+                help=descriptions.get(name, flag.help),
                 kind=kind,
                 default=parameter.default,
                 is_positional=parameter.kind is not parameter.KEYWORD_ONLY,
@@ -398,10 +396,10 @@ def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
     """The text of a docstring, and what it says about arguments or attributes, by name."""
     docstring = inspect.getdoc(documented) or ""
     text, *sections = re.split(r"\n\n(?:Args|Attributes):\n", docstring)
-    about = {}
+    descriptions = {}
     for name, description in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", "".join(sections), re.M):
-        about[name] = " ".join(description.split())
-    return text, about
+        descriptions[name] = " ".join(description.split())
+    return text, descriptions
 
 
 def _normalize(word: str) -> str:

@@ -99,10 +99,8 @@ def predict(
     if work.address and not work.engine:
         raise UsageError("--address: expected --engine ray too")
     run, inputs = _split_paths(paths)
-    flags = []
-    for name, choice in vars(results).items():
-        if choice:
-            flags.append(f"--{name.replace('_', '-')}")
+    names = [name for name, choice in vars(results).items() if choice]
+    flags = [f"--{name.replace('_', '-')}" for name in names]
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size
@@ -132,24 +130,18 @@ def predict(
         num_errors += 1
         note(f"torchcaps: error: {error}")
 
+    rows = predictor.stream(inputs, report)
+    if work.engine is not None:
+        from torchcaps.reporting import ray
+
+        rows = ray.stream(predictor, inputs, report, workers=work.workers, address=work.address)
     with _open_sink(results, top_k or 1) as write:
-        for row in _stream(predictor, inputs, report, work):
+        for row in rows:
             write(row)
             sys.stdout.flush()
     if num_errors > 1:
         note(f"torchcaps: {num_errors} inputs were skipped")
     return 1 if num_errors else 0
-
-
-def _stream(
-    predictor: Any, inputs: Sequence[str], report: Callable[[Exception], None], work: Work
-) -> Iterator[Row]:
-    """Predictions of inputs, one by one; `report` takes the errors."""
-    if work.engine is None:
-        return predictor.stream(inputs, report)
-    from torchcaps.reporting import ray
-
-    return ray.stream(predictor, inputs, report, workers=work.workers, address=work.address)
 
 
 def _split_paths(paths: Sequence[str]) -> tuple[Path, Sequence[str]]:

@@ -10,11 +10,6 @@ that not every training needs are imported when they are first used.
 # What every training needs.
 from torchcaps.data.augment import Transforms as Transforms
 from torchcaps.data.load import load_dataset as load_dataset
-from torchcaps.registry import load_name, stub_names
+from torchcaps.registry import lazy_names
 
-_MODULES = stub_names(__file__)
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    return load_name(__name__, _MODULES, name)
+__all__, __getattr__ = lazy_names(__name__, __file__)

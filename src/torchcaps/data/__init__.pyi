@@ -19,12 +19,16 @@ from torchcaps.data.classes import (
     LabelTree as LabelTree,
     few_labels as few_labels,
     label_tree as label_tree,
-    match_classes as match_classes,
     multi_hot as multi_hot,
     stratified_folds as stratified_folds,
     stratified_split as stratified_split,
 )
-from torchcaps.data.dataset import Batch as Batch, Dataset as Dataset, Maker as Maker
+from torchcaps.data.dataset import (
+    Batch as Batch,
+    Dataset as Dataset,
+    Maker as Maker,
+    match_classes as match_classes,
+)
 from torchcaps.data.files import DiskDataset as DiskDataset
 from torchcaps.data.folder import read_folder as read_folder
 from torchcaps.data.idx import read_idx as read_idx

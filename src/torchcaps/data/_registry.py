@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from torchcaps.data.classes import Names
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
@@ -61,7 +62,7 @@ class DatasetInfo:
 
     name: str
     title: str
-    classes: tuple[str, ...]
+    classes: Names
     image_shape: tuple[int, int, int]
     train: int
     test: int
@@ -80,21 +81,26 @@ def _published() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
+def set_facts(name: str) -> dict[str, Any]:
+    """The facts about a set in `sets/published.toml`, as fields of `DatasetInfo`."""
+    facts: dict[str, Any] = {"name": name}
+    for key, fact in _published()[name].items():
+        if isinstance(fact, dict):
+            fact = {file: digest or None for file, digest in fact.items()}
+        facts[key] = tuple(fact) if isinstance(fact, list) else fact
+    return facts
+
+
 def published_set(name: str, **fields: Any) -> DatasetInfo:
-    """The facts about a set in `sets/published.toml`.
+    """All that is known about a set: its facts, and the fields that no table can hold."""
+    from torchcaps.data.sources import Archive, Mirror
 
-    Args:
-        name: of the set.
-        fields: of `DatasetInfo`, which the table has not.
-
-    Returns:
-        All that is known about it.
-    """
-    facts = _published()[name]
-    digests = {file: digest or None for file, digest in facts["sha256"].items()}
-    shape = tuple(facts["image_shape"])
-    lists = {"classes": tuple(facts["classes"]), "image_shape": shape, "sha256": digests}
-    return DatasetInfo(**facts | fields | lists, name=name)
+    facts = set_facts(name)
+    facts["sources"] = tuple(
+        Mirror(**source) if "base" in source else Archive(**source)
+        for source in facts.get("sources", ())
+    )
+    return DatasetInfo(**facts | fields)
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ class ReadRequest:
     storage: Storage = "memory"
     workers: int | None = None
     options: ReadOptions = field(default_factory=ReadOptions)
-    classes: tuple[str, ...] | None = None
+    classes: Names | None = None
 
 
 DatasetReader = Callable[[Path, ReadRequest], Dataset | None]
@@ -173,8 +179,8 @@ class Format(NamedTuple):
 
     holds: Callable[[Path], bool]
     read: FormatReader
-    splits: tuple[str, ...]
-    options: tuple[str, ...]
+    splits: Names
+    options: Names
 
 
 FORMATS: Registry[Format] = Registry("data format", HOME)
@@ -227,8 +233,8 @@ def register_format(
     holds: Callable[[Path], bool],
     read: FormatReader,
     *,
-    splits: tuple[str, ...] = SPLITS,
-    options: tuple[str, ...] = (),
+    splits: Names = SPLITS,
+    options: Names = (),
     replace: bool = False,
 ) -> None:
     """Let `load_dataset` read a format by path.

@@ -74,10 +74,10 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         key = "value" if names[1].endswith("values") else "label"
         targets = _read_labels(path, key, labels, training_labels, arrays.get("classes"))
         pixels = array_images(str(path), images, request.in_chans)
-    whole = Dataset(pixels, targets.tensors, targets.classes, path.stem)
+    dataset = Dataset(pixels, targets.tensors, targets.classes, path.stem)
     if names not in ARRAY_NAMES:  # of a split
-        return whole
-    return whole.subset(in_split(str(path), first_labels(whole.labels), request))
+        return dataset
+    return dataset.subset(in_split(str(path), first_labels(dataset.labels), request))
 
 
 register_format(

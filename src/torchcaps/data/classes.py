@@ -1,4 +1,4 @@
-"""Classes of a set: 0 or 1 for each, matched with those of a model by name, and their label tree.
+"""Classes of a set: 0 or 1 for each, and their label tree.
 
 Classes whose names are paths from coarse to fine, such as `clothing/tops/shirt`, form a label tree.
 A set carries its tree in the names of its classes. So do its subsets, its splits, and the models
@@ -7,23 +7,19 @@ trained on it.
 Items are held out, and divided into folds, class by class, and the same way each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
 
-if TYPE_CHECKING:
-    from torchcaps.data.dataset import Dataset
+Labels = Int64[Tensor, " n"]  # class indices
+Names = tuple[str, ...]  # of classes, in the order of the labels
 
 TEST_FRACTION = 0.2  # of the images of a folder without splits
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
@@ -56,41 +52,6 @@ def class_counts(
     return multi_hot(labels, num_classes).sum(dim=0)
 
 
-def match_classes(images: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """The set with the classes of a model, matched by name.
-
-    Args:
-        images: the set.
-        classes: names of the classes of the model. Some of them may have no images here.
-
-    Returns:
-        The set with labels and masks that refer to `classes`.
-
-    Raises:
-        DataError: images are of a class that is not among these; the message names it.
-    """
-    if images.classes == classes:
-        return images
-    positions = {name: index for index, name in enumerate(classes)}
-    new_indices = torch.tensor([positions.get(name, -1) for name in images.classes])
-    targets = dict(images.targets)
-    for target in {"label", "labels", "mask"} & targets.keys():
-        rows = targets[target]
-        is_hot = target == "labels"
-        shown = rows.any(dim=0).nonzero().flatten() if is_hot else rows.long().unique()
-        names = [images.classes[index] for index in shown.tolist()]
-        unknown = [name for name in names if name not in positions]
-        if unknown:
-            raise unknown_classes(images.name, unknown, classes)
-        mapping = new_indices.to(rows.device)
-        if is_hot:
-            targets[target] = rows.new_zeros(len(rows), len(classes))
-            targets[target][:, mapping[shown]] = rows[:, shown]
-        else:
-            targets[target] = mapping[rows.long()].to(rows.dtype)
-    return replace(images, classes=classes, targets=targets)
-
-
 def unknown_classes(name: str, unknown: Sequence[str], classes: Sequence[str]) -> DataError:
     """The error of images, in the set of this name, of classes that a model does not have."""
     return DataError(
@@ -109,7 +70,7 @@ class LabelTree(NamedTuple):
             above.
     """
 
-    levels: tuple[tuple[str, ...], ...]
+    levels: tuple[Names, ...]
     parents: tuple[tuple[int, ...], ...]
 
     @property
@@ -202,12 +163,12 @@ def stratified_split(
     return train, torch.from_numpy(np.flatnonzero(is_test))
 
 
-def first_labels(labels: Tensor) -> Int64[Tensor, " n"]:
+def first_labels(labels: Tensor) -> Labels:
     """The class of each item `[n]`; of several classes `[n, classes]` the first one."""
     return labels if labels.dim() == 1 else labels.argmax(dim=1)
 
 
-def group_strata(labels: Tensor, groups: Tensor | None) -> Int64[Tensor, " n"]:
+def group_strata(labels: Tensor, groups: Tensor | None) -> Labels:
     """The class by which each image is counted in a split that keeps groups together.
 
     A group whose images are of several classes counts for the rarest of them, which would else be
@@ -292,12 +253,12 @@ def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
 
 
 def stratified_folds(
-    labels: Int64[Tensor, " n"],
+    labels: Labels,
     num_folds: int,
     seed: int = 0,
     *,
-    groups: Int64[Tensor, " n"] | None = None,
-) -> Int64[Tensor, " n"]:
+    groups: Labels | None = None,
+) -> Labels:
     """Divide images into folds, each with its share of every class.
 
     Args:
@@ -337,9 +298,7 @@ def stratified_folds(
     return torch.from_numpy(_assign(counts, order, num_folds)[units])
 
 
-def _assign(
-    counts: NDArray[np.float64], order: NDArray[np.int64], num_folds: int
-) -> NDArray[np.int64]:
+def _assign(counts: np.ndarray, order: np.ndarray, num_folds: int) -> np.ndarray:
     """Assign groups to folds, the largest first, each where the classes then are most even.
 
     Args:

@@ -14,7 +14,14 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_map_only
 
-from torchcaps.data.classes import first_labels, group_strata, stratified_split
+from torchcaps.data.classes import (
+    Labels,
+    Names,
+    first_labels,
+    group_strata,
+    stratified_split,
+    unknown_classes,
+)
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
@@ -139,11 +146,11 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
     inputs: Shaped[Tensor, "n channels *space"]
     targets: Mapping[str, Shaped[Tensor, "n ..."]]
-    classes: tuple[str, ...]
+    classes: Names
     name: str
-    groups: Int64[Tensor, " n"] | None = None
-    notes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    groups: Labels | None = None
+    notes: Names = ()
+    files: Names = ()
     preprocess: type[Preprocess] = Preprocess
     maker: Maker | None = None
 
@@ -317,11 +324,46 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
     """Sets with the same classes and targets as one."""
     first = parts[0]
     targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
-    groups = None
-    if first.groups is not None:
-        groups = torch.cat([part.groups for part in parts if part.groups is not None])
+    groups = [part.groups for part in parts if part.groups is not None]
     inputs = torch.cat([part.inputs for part in parts])
-    return replace(first, inputs=inputs, targets=targets, groups=groups)
+    return replace(
+        first, inputs=inputs, targets=targets, groups=torch.cat(groups) if groups else None
+    )
+
+
+def match_classes(images: Dataset, classes: Names) -> Dataset:
+    """The set with the classes of a model, matched by name.
+
+    Args:
+        images: the set.
+        classes: names of the classes of the model. Some of them may have no images here.
+
+    Returns:
+        The set with labels and masks that refer to `classes`.
+
+    Raises:
+        DataError: images are of a class that is not among these; the message names it.
+    """
+    if images.classes == classes:
+        return images
+    positions = {name: index for index, name in enumerate(classes)}
+    new_indices = torch.tensor([positions.get(name, -1) for name in images.classes])
+    targets = dict(images.targets)
+    for target in {"label", "labels", "mask"} & targets.keys():
+        rows = targets[target]
+        is_hot = target == "labels"
+        indices = rows.any(dim=0).nonzero().flatten() if is_hot else rows.long().unique()
+        names = [images.classes[index] for index in indices.tolist()]
+        unknown = [name for name in names if name not in positions]
+        if unknown:
+            raise unknown_classes(images.name, unknown, classes)
+        mapping = new_indices.to(rows.device)
+        if is_hot:
+            targets[target] = rows.new_zeros(len(rows), len(classes))
+            targets[target][:, mapping[indices]] = rows[:, indices]
+        else:
+            targets[target] = mapping[rows.long()].to(rows.dtype)
+    return replace(images, classes=classes, targets=targets)
 
 
 def set_labels(
@@ -406,8 +448,8 @@ def check_targets(images: Dataset) -> None:
 
 def check_labels(
     source: str,
-    labels: Int64[Tensor, " n"],
-    classes: tuple[str, ...],
+    labels: Labels,
+    classes: Names,
 ) -> None:
     """Check the names of classes, and that every label is the index of one.
 
@@ -444,7 +486,7 @@ def check_count(source: str, num_classes: int) -> None:
         )
 
 
-def numbered(source: str, largest: int) -> tuple[str, ...]:
+def numbered(source: str, largest: int) -> Names:
     """The names of classes that are numbers, "0" to `largest`; checked as by `check_count`."""
     check_count(source, largest + 1)
     return tuple(map(str, range(largest + 1)))

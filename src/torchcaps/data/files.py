@@ -5,22 +5,22 @@
 returns, and `batches` a few batches ahead, so that memory does not grow with the number of images.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Dataset as TorchDataset
+from torch.utils.data import DataLoader
 
 from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import ImageSource, check_size, decode_image
@@ -106,16 +106,10 @@ class EncodedImages:
             digest.update(os.fsencode(f"{file.removeprefix(folder)} {size}\n"))
         num_sampled = min(len(files), SAMPLED_FILES)
         for index in np.linspace(0, len(files) - 1, num_sampled).astype(int):
-            digest.update(_read_start(self.open_image(files[index])))
+            source: Any = self.open_image(files[index])
+            with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as start:
+                digest.update(start.read(SAMPLED_BYTES))
         return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-
-
-def _read_start(source: ImageSource) -> bytes:
-    """The first bytes of an image file."""
-    if isinstance(source, bytes):
-        return source[:SAMPLED_BYTES]
-    with open(str(source), "rb") as file:
-        return file.read(SAMPLED_BYTES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -200,8 +194,9 @@ def decode_batches(
     if not workers:
         yield from map(decode, batches)
         return
+    dataset: Any = SimpleNamespace(__getitems__=decode)  # whose indices are batches
     loader = DataLoader(
-        _Decoded(decode),
+        dataset,
         batch_sampler=cast(Any, batches),
         num_workers=workers,
         collate_fn=_unchanged,
@@ -225,16 +220,6 @@ def default_workers(num_ranks: int = 1) -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
-
-
-@dataclass(frozen=True)
-class _Decoded(TorchDataset[Any]):
-    """What a `DataLoader` reads from; an index is a batch."""
-
-    decode: Callable[[list[Any]], Any]
-
-    def __getitems__(self, batch: list[Any]) -> Any:
-        return self.decode(batch)
 
 
 def _unchanged(batch: Any) -> Any:

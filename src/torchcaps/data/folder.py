@@ -5,17 +5,23 @@ is a level of a label tree. A sample of a shard, as webdataset has it, is what s
 up to its first dot: `0001.jpg` with `0001.cls`, which holds the label as text, or `0001.json`, which
 holds it as "label", "cls" or "class".
 
+Nothing of an archive is ever extracted to disk. A *location* is the name of a file in a plain
+archive with its place: "own.tar:cat/1.png@1536+20480" are the 20,480 bytes from byte 1536 of
+`own.tar`. It is all that a process needs to read the file.
+
 Source: https://github.com/webdataset/webdataset
 """
 
 import json
 import os
+import re
+import tarfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
 
 from torchcaps.data._registry import OPTIONS, SPLITS_WITH_VAL, Format, ReadRequest
-from torchcaps.data.archives import archive_members, read_member
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import SPLIT_NAMES, Entry, find_group, read_entries
@@ -29,10 +35,11 @@ from torchcaps.data.images import (
     is_image_file,
     natural_key,
 )
-from torchcaps.data.reading import read_errors
+from torchcaps.data.reading import Unpacked, open_file, read_errors
 from torchcaps.errors import DataError, counted
 from torchcaps.words import join_names
 
+LOCATION = re.compile(r"(.*?\.(?:tar(?:\.\w+)?|tgz)):.*@(\d+)\+(\d+)", re.DOTALL | re.IGNORECASE)
 LABEL_SUFFIXES = (".cls", ".json")
 LABEL_KEYS = ("label", "cls", "class")  # of a .json file
 MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
@@ -85,10 +92,9 @@ class Scan:
                     self.images[inner] = item.path
                 else:
                     reason = "non-image file" if item.is_file() else "special file"
-                    is_there = os.path.exists(item.path)
-                    self.omissions[reason if is_there else "broken link"].append(
-                        SEPARATOR.join(inner)
-                    )
+                    if not os.path.exists(item.path):
+                        reason = "broken link"
+                    self.omissions[reason].append(SEPARATOR.join(inner))
 
     def _add_archive(self) -> None:
         for member in archive_members(self.path):
@@ -114,9 +120,10 @@ class Scan:
         Args:
             name: of the set.
         """
-        parts = []
-        for reason, files in self.omissions.items():
-            parts.append(f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})")
+        parts = [
+            f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})"
+            for reason, files in self.omissions.items()
+        ]
         return [f"{name}: left out {', '.join(parts)}"] if parts else []
 
 
@@ -291,3 +298,63 @@ FOLDERS = Format(
     SPLITS_WITH_VAL,
     OPTIONS,
 )
+
+
+class Member(NamedTuple):
+    """A file in an archive.
+
+    Attributes:
+        parts: names of its folders, and its own.
+        location: where it is.
+        file: its contents, until the next member is asked for; None of a link or device.
+        is_packed: whether the archive is compressed, so that there is no going back to it.
+    """
+
+    parts: tuple[str, ...]
+    location: str
+    file: IO[bytes] | None
+    is_packed: bool
+
+
+def archive_members(path: Path) -> Iterator[Member]:
+    """The visible files in an archive, in their order.
+
+    Raises:
+        DataError: it is damaged, cut short, or has a member that would never end.
+    """
+    with (
+        open_file(path, "damaged or truncated archive") as stream,
+        tarfile.open(fileobj=stream, mode="r:") as archive,
+    ):
+        for member in archive:
+            # tarfile follows a negative size backwards forever, and fills the holes of a sparse file.
+            if member.issparse() or member.size < 0:
+                raise DataError(f"{path}: {member.name} is a sparse file, which is not read")
+            parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
+            if not member.isdir() and not any(part.startswith(".") for part in parts):
+                file = archive.extractfile(member) if member.isfile() else None
+                location = f"{path}:{member.name}@{member.offset_data}+{member.size}"
+                yield Member(parts, location, file, isinstance(stream, Unpacked))
+            cast(Any, archive).members.clear()  # tarfile keeps a description of each
+        # tarfile ends in silence where a header is cut.
+        stream.seek(archive.offset)
+        if 0 < len(stream.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+            raise DataError(f"{path}: truncated archive, it ends within a header")
+
+
+def read_member(location: str) -> bytes:
+    """The bytes at a location in a plain archive.
+
+    Raises:
+        DataError: the archive is gone, or shorter than it was.
+    """
+    match = LOCATION.fullmatch(location)
+    if match is None:
+        raise DataError(f"{location}: expected the location of a file in a .tar archive")
+    path, offset, size = match.groups()
+    with read_errors(path), open(path, "rb", buffering=0) as file:
+        file.seek(int(offset))
+        content = file.read(int(size))
+    if len(content) < int(size):
+        raise DataError(f"{location}: truncated archive, it ends before this file does")
+    return content

@@ -128,10 +128,10 @@ def register_idx(info: DatasetInfo) -> None:
         if labels is not None:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = hashlib.sha256(read_bytes(labels)).hexdigest()
-            for known in map(dataset_info, list_datasets()):
-                is_labels_of = known.sha256.get(file) == digest and known.made_from is None
+            for published in map(dataset_info, list_datasets()):
+                is_labels_of = published.sha256.get(file) == digest and published.made_from is None
                 if is_labels_of and info.sha256.get(file) != digest:
                     raise DataError(
-                        f"{labels}: these are the labels of {known.name!r}, not of {info.name!r}"
+                        f"{labels}: these are the labels of {published.name!r}, not of {info.name!r}"
                     )
         return read_idx_set(folder, request, info.name, info.classes)

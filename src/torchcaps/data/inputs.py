@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from torchcaps.data.folder import archive_members
 from torchcaps.data.images import ARCHIVES, contents_note, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
@@ -83,7 +84,9 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
             elif path.exists():
                 inputs = iter([Input(text, text)])
             elif glob.has_magic(text):
-                inputs = _matches(text, preprocess)
+                matches = sorted(glob.iglob(text, recursive=True), key=natural_key)
+                files = (match for match in matches if not os.path.isdir(match))
+                inputs = (Input(file, file) for file in files if preprocess.is_input(file))
             else:
                 raise DataError(f"{text}: no such file or folder")
             first = next(inputs, None)
@@ -115,16 +118,7 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
     """The files in an archive, plain or compressed, in its order."""
-    from torchcaps.data.archives import archive_members
-
     for member in archive_members(path):
         name = PurePosixPath(*member.parts)
         if member.file and name.suffix and preprocess.is_input(name.name):
             yield Input(f"{path}:{name}", member.file.read())
-
-
-def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:
-    """The files that a pattern stands for."""
-    for match in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
-        if not os.path.isdir(match) and preprocess.is_input(match):
-            yield Input(match, match)

@@ -104,7 +104,13 @@ def load_dataset(
     with read_errors(text):
         if text in list_datasets():
             _check_request(f"the data set {text!r}", request, SPLITS, ())
-            images = _read_named(text, places(text, root, cache_dir), request)
+            folders = places(text, root, cache_dir)
+            sets = (
+                dataset_reader(text)(folder, request) for folder in filter(Path.is_dir, folders)
+            )
+            images = next((part for part in sets if part is not None), None)
+            if images is None:
+                raise missing_set(text, folders)
         elif (path := Path(name_or_path).expanduser()).exists():
             images = _read_path(path, request)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
@@ -117,15 +123,6 @@ def load_dataset(
             "or plain .tar shards; use the storage auto or memory"
         )
     return images.resized(img_size, in_chans)
-
-
-def _read_named(name: str, folders: list[Path], request: ReadRequest) -> Dataset:
-    for folder in folders:
-        if folder.is_dir():
-            images = dataset_reader(name)(folder, request)
-            if images is not None:
-                return images
-    raise not_found(name, folders)
 
 
 def _read_path(path: Path, request: ReadRequest) -> Dataset:
@@ -169,7 +166,7 @@ def places(
     return [folder.expanduser() for folder in folders]
 
 
-def not_found(name: str, folders: list[Path]) -> DatasetNotFoundError:
+def missing_set(name: str, folders: list[Path]) -> DatasetNotFoundError:
     """The error for a named set that is in none of the folders that were searched."""
     info = base_info(name)
     remedy = f"get it from {info.source}"

@@ -7,11 +7,10 @@ import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -29,15 +28,15 @@ MAX_MASK_VALUE = 32  # of a mask without a table of classes
 OPACITY = 0.45  # of the class colors in an overlay
 # Distinct under every common color blindness, as far as possible; the background is black.
 COLORS = (
-    (0, 0, 0),
-    (230, 159, 0),
-    (86, 180, 233),
-    (0, 158, 115),
-    (240, 228, 66),
-    (0, 114, 178),
-    (213, 94, 0),
-    (204, 121, 167),
-    (160, 160, 160),
+    "000000",
+    "E69F00",
+    "56B4E9",
+    "009E73",
+    "F0E442",
+    "0072B2",
+    "D55E00",
+    "CC79A7",
+    "A0A0A0",
 )
 
 
@@ -57,25 +56,23 @@ def masked_set(images: Tensor, masks: Tensor, classes: tuple[str, ...], name: st
     return Dataset(images, {"label": labels, "mask": masks}, classes, name)
 
 
-def palette(num_classes: int) -> NDArray[np.uint8]:
+def palette(num_classes: int) -> np.ndarray:
     """Colors of classes, uint8 `[num_classes, 3]`, the background first."""
-    colors = list(COLORS[:num_classes])
+    colors = [tuple(bytes.fromhex(color)) for color in COLORS[:num_classes]]
     for index in range(len(COLORS), num_classes):
         rgb = colorsys.hsv_to_rgb(0.618 * index % 1, 0.65, 0.9 - 0.35 * (index % 3) / 2)
         colors.append(tuple(np.rint(255 * np.array(rgb))))
     return np.array(colors, dtype=np.uint8)
 
 
-def write_mask(path: Path, mask: NDArray[np.uint8], num_classes: int) -> None:
+def write_mask(path: Path, mask: np.ndarray, num_classes: int) -> None:
     """Write a mask `[height, width]` as an indexed PNG, in the colors of `palette`."""
     image = Image.fromarray(mask)
     image.putpalette(palette(num_classes).tobytes())
     image.save(path, format="PNG")
 
 
-def overlaid(
-    image: NDArray[np.uint8], mask: NDArray[np.integer[Any]], num_classes: int
-) -> NDArray[np.uint8]:
+def overlaid(image: np.ndarray, mask: np.ndarray, num_classes: int) -> np.ndarray:
     """An image with the colors of its mask over it, and lines where one class ends.
 
     Args:
@@ -233,7 +230,7 @@ class _ClassTable(NamedTuple):
     source: str  # what states the values, for errors
     is_colored: bool = False
 
-    def to_indices(self, file: Path, pixels: NDArray[np.int64]) -> Tensor:
+    def to_indices(self, file: Path, pixels: np.ndarray) -> Tensor:
         """The class of each pixel, uint8 `[1, height, width]`."""
         values, places = np.unique(pixels, return_inverse=True)
         for value in values.tolist():
@@ -268,7 +265,7 @@ def _read_class_table(folder: Path) -> _ClassTable | None:
     return _ClassTable(names, values, file.name, counts == {3})
 
 
-def _number_classes(pairs: Sequence[MaskPair], pixels: Sequence[NDArray[np.int64]]) -> _ClassTable:
+def _number_classes(pairs: Sequence[MaskPair], pixels: Sequence[np.ndarray]) -> _ClassTable:
     """Classes of masks without a table."""
     maxima = [int(mask.max()) for mask in pixels]
     largest = max(maxima)
@@ -283,7 +280,7 @@ def _number_classes(pairs: Sequence[MaskPair], pixels: Sequence[NDArray[np.int64
     return _ClassTable(names, range(len(names)), "the masks")
 
 
-def _mask_pixels(file: Path, is_colored: bool) -> NDArray[np.int64]:
+def _mask_pixels(file: Path, is_colored: bool) -> np.ndarray:
     """The number of each pixel of a mask, `[height, width]`.
 
     It is an index of a palette, a gray value, or red, green and blue in one number.

@@ -133,10 +133,10 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
     shape = list(images.shape)
     if images.ndim not in (3, 4):
         raise DataError(f"{source}: expected images of 3 or 4 axes, got shape {shape}")
-    is_told = in_chans in shape[1::2] and shape[1] != shape[-1]
+    is_stated = in_chans in shape[1::2] and shape[1] != shape[-1]
     if (
         images.ndim == 4
-        and not is_told
+        and not is_stated
         and (shape[1] <= MAX_CHANNELS) == (shape[3] <= MAX_CHANNELS)
     ):
         raise DataError(

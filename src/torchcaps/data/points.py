@@ -154,11 +154,9 @@ def select_points(
     Raises:
         DataError: text or NaN for a number, or one point.
     """
-    name = f"points_{request.split}"
-    if name in arrays:
-        return point_set(standardized_points(str(path), arrays[name]), path.stem)
-    if "points" not in arrays:
+    is_split = f"points_{request.split}" in arrays
+    name = f"points_{request.split}" if is_split else "points"
+    if name not in arrays:
         return None
-    points = standardized_points(str(path), arrays["points"])
-    labels = torch.zeros(len(points), dtype=torch.int64)
-    return point_set(points[in_split(str(path), labels, request)], path.stem)
+    sets = point_set(standardized_points(str(path), arrays[name]), path.stem)
+    return sets if is_split else sets.subset(in_split(str(path), sets.labels, request))

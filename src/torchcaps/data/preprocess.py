@@ -178,19 +178,6 @@ class Preprocess:
         """
         return is_image_file(path)
 
-    def finish(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch channels h w"]:
-        """Crop images where a crop is set.
-
-        Args:
-            images: `[batch, channels, *img_size]`, floats in [0, 1].
-
-        Returns:
-            `[batch, channels, crop, crop]`, or the images as they are.
-        """
-        return images if self.crop is None else center_crop(images, self.crop)
-
     def __call__(
         self, image: Picture | bytes, name: str | None = None
     ) -> Float[Tensor, "channels height width"]:
@@ -223,7 +210,9 @@ class Preprocess:
             DataError: as of a call.
         """
         images = read_picture(image, self.target_size, self.in_chans, name)
-        pixels = self.finish(to_float(images))[0]
+        if self.crop is not None:
+            images = center_crop(images, self.crop)
+        pixels = to_float(images)[0]
         if self.form is None:
             return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
         is_gray = bool((pixels == pixels[:1]).all())
@@ -327,4 +316,6 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
             height=height,
             width=width,
         )
-        return Prepared(self.finish(values[None])[0])
+        if self.crop is not None:
+            values = center_crop(values[None], self.crop)[0]
+        return Prepared(values)

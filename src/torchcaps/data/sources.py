@@ -28,7 +28,7 @@ from torchcaps.data._registry import (
     base_info,
     dataset_reader,
 )
-from torchcaps.data.load import default_cache_dir, not_found, places
+from torchcaps.data.load import default_cache_dir, missing_set, places
 from torchcaps.data.reading import open_file, plain_or_packed, read_errors
 from torchcaps.errors import DataError
 
@@ -104,9 +104,6 @@ class Rendering(Source):
     """
 
     make: Callable[[Path, FetchProgress | None], None]
-
-    def __str__(self) -> str:
-        return "rendering"
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         self.make(folder, progress)
@@ -289,7 +286,7 @@ def verify_dataset(
         checks = _check_files(info, folder)
         if any(check.reason != MISSING for check in checks):
             return checks
-    raise not_found(info.name, folders)
+    raise missing_set(info.name, folders)
 
 
 def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:

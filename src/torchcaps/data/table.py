@@ -1,7 +1,5 @@
 """A CSV of image files and their labels."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -101,11 +99,11 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
     read = [row for row, entry in enumerate(entries) if entry.file not in missing]
     entries = [entries[row] for row in read]
-    known: dict[str, Any] = {}
+    extras: dict[str, Any] = {}
     if options.value_column:
         values = [values[row] for row in read]
-        known = {"classes": columns, "targets": {"value": torch.tensor(values)}}
-    return read_entries(path.stem, entries, request, notes=notes, **known)
+        extras = {"classes": columns, "targets": {"value": torch.tensor(values)}}
+    return read_entries(path.stem, entries, request, notes=notes, **extras)
 
 
 def _read_labels(

@@ -6,11 +6,6 @@ Unless said otherwise, `images` are `[n, channels, height, width]` in [0, 1], n 
 afterwards. Arguments that do not fit, or are out of range, raise ArgumentError, a ValueError.
 """
 
-from torchcaps.registry import load_name, stub_names
+from torchcaps.registry import lazy_names
 
-_MODULES = stub_names(__file__)
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    return load_name(__name__, _MODULES, name)
+__all__, __getattr__ = lazy_names(__name__, __file__)

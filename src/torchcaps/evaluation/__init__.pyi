@@ -46,18 +46,16 @@ from torchcaps.evaluation.comparison.uncertainty import (
     holm as holm,
     seeds_needed as seeds_needed,
 )
-from torchcaps.evaluation.decoding.pose_axes import (
-    PoseAxes as PoseAxes,
-    measure_drawings as measure_drawings,
-    pose_axes as pose_axes,
-)
-from torchcaps.evaluation.decoding.reconstruction import (
+from torchcaps.evaluation.decoding import (
     Perturbation as Perturbation,
+    PoseAxes as PoseAxes,
     Reconstructions as Reconstructions,
     Segmentation as Segmentation,
     Segments as Segments,
     match_segments as match_segments,
+    measure_drawings as measure_drawings,
     perturb as perturb,
+    pose_axes as pose_axes,
     reconstructions as reconstructions,
     score_segmentation as score_segmentation,
     segment as segment,
@@ -129,9 +127,7 @@ from torchcaps.evaluation.routing.diagnosis import (
     diagnose as diagnose,
 )
 from torchcaps.evaluation.routing.layers import (
-    route_images as route_images,
-)
-from torchcaps.evaluation.routing.paths import (
     VotePaths as VotePaths,
+    route_images as route_images,
     vote_paths as vote_paths,
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.evaluation.forward import activations_of, evaluating
+from torchcaps.evaluation.base import activations_of, evaluating
 from torchcaps.evaluation.routing.layers import (
     children_of,
     route_images,

@@ -3,10 +3,6 @@
 `export` writes a file and checks it before the file gets its name.
 """
 
-from torchcaps.exporting.api import Exported as Exported, export as export
-from torchcaps.exporting.formats import (
-    ExportFormat as ExportFormat,
-    Subject as Subject,
-    register_export_format as register_export_format,
-)
-from torchcaps.exporting.hub import push as push
+from torchcaps.registry import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -127,7 +127,7 @@ def export(
         path /= default.name
     half_limit = 0 if half else export_format.half_limit
     for option, value in {"opset": opset, "half": half, "int8": int8}.items():
-        if value and option not in EXPORT_FORMATS.reads(name):
+        if value and option not in EXPORT_FORMATS.fact(name):
             raise ArgumentError(option, f"the format {name} has none")
     model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)

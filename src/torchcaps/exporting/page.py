@@ -23,7 +23,7 @@ import torchcaps
 from torchcaps.data import Dataset, multi_hot
 from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import iteration_dynamics, pose_axes
-from torchcaps.evaluation.forward import evaluating, image_activations
+from torchcaps.evaluation.base import evaluating, image_activations
 from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.evaluation.routing.layers import children_of
 from torchcaps.exporting.formats import Answer, Subject, register_export_format

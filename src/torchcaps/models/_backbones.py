@@ -4,8 +4,6 @@
 library, or the folder or hub name of a model of transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.functional import standardize
-from torchcaps.models._pretrained import described_sizes, read_description
+from torchcaps.models._pretrained import Arguments, Options, described_sizes, read_description
 from torchcaps.models._registry import create_model
 from torchcaps.registry import Registry
 
@@ -47,7 +45,7 @@ class Backbone:
     module: nn.Module
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Options = field(default_factory=dict)
     is_pretrained: bool = True
 
 
@@ -66,7 +64,7 @@ Example:
 """
 
 
-def create_backbone(backbone: str | Mapping[str, Any]) -> tuple[Backbone, dict[str, Any]]:
+def create_backbone(backbone: str | Options) -> tuple[Backbone, Arguments]:
     """A backbone, and what builds it again without its weights.
 
     Args:
@@ -79,7 +77,7 @@ def create_backbone(backbone: str | Mapping[str, Any]) -> tuple[Backbone, dict[s
     Raises:
         ArgumentError: there is no such backbone, or it cannot be read.
     """
-    arguments: dict[str, Any] = {"pretrained": True}
+    arguments: Arguments = {"pretrained": True}
     if isinstance(backbone, Mapping):
         arguments = {**backbone, "pretrained": False}
         source = str(arguments.pop("source", ""))
@@ -124,7 +122,7 @@ def run_backbone(
     pretrained: bool,
     file: Path | None = None,
     model: str = "",
-    options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
 ) -> Backbone:
     """The trunk of a network that this library has trained, such as a ResNet-20.
 
@@ -134,7 +132,7 @@ def run_backbone(
         model: name of the network.
         options: that it is built with, sizes among them.
     """
-    arguments: dict[str, Any] = {"model": model, "options": dict(options or {})}
+    arguments: Arguments = {"model": model, "options": dict(options or {})}
     if pretrained and file is not None:
         description = read_description(file)
         options = described_sizes(description) | description["options"]
@@ -168,7 +166,7 @@ def resnet20_backbone(pretrained: bool) -> Backbone:  # noqa: ARG001 (there are 
 def transformers_backbone(
     pretrained: bool,
     name: str = "",
-    config: Mapping[str, Any] | None = None,
+    config: Options | None = None,
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
     is_pretrained: bool = True,
@@ -227,12 +225,12 @@ def transformers_class(config: Any) -> Any:
     raise ValueError(f"no model is known for a configuration {type(config).__name__}")
 
 
-def transformers_recipe(backbone: Backbone) -> dict[str, Any] | None:
+def transformers_recipe(backbone: Backbone) -> Arguments | None:
     """What builds a module of transformers again; None for another module."""
     kind = type(backbone.module)
     config = getattr(backbone.module, "config", None)
-    is_known = config is not None and kind.__module__.startswith("transformers.")
-    if not is_known or transformers_class(config) is not kind:
+    has_config = config is not None and kind.__module__.startswith("transformers.")
+    if not has_config or transformers_class(config) is not kind:
         return None
     return {"source": "transformers", **_with_arguments(backbone, config).arguments}
 

@@ -101,13 +101,21 @@ class ImageModel(nn.Module, ABC):
                 "img_size",
                 f"expected images of at least {smallest}x{smallest} pixels, got {height}x{width}",
             )
-        self.spec = replace(self.spec, smallest=smallest)
+        self.declare(smallest=smallest)
         self.in_chans = in_chans
         self.img_size = (height, width)
         self.image_shape = (in_chans, height, width)
         if num_classes is not None:
             check_positive(num_classes=num_classes)
             self.num_classes = num_classes
+
+    def declare(self, **facts: Any) -> None:
+        """Change the specification of this model alone.
+
+        Args:
+            facts: fields of `ModelSpec`, by name.
+        """
+        self.spec = replace(self.spec, **facts)
 
     @abstractmethod
     def capsules(self, images: Images) -> Capsules:
@@ -247,8 +255,7 @@ class DrawingModel(ImageModel):
     ) -> ImageShape:
         """The shape that a decoder beside the other modules draws, which `spec` declares."""
         shape = draw_shape(build, self.image_shape, published_shape, parameter_count(self))
-        draw_size = None if shape == self.image_shape else shape[1:]
-        self.spec = replace(self.spec, decoder=True, draw_size=draw_size)
+        self.declare(decoder=True, draw_size=None if shape == self.image_shape else shape[1:])
         return shape
 
 
@@ -303,7 +310,7 @@ class PlainNetwork(LogitModel):
         super().__init__(num_classes, in_chans, img_size, smallest=smallest)
         self.multilabel = multilabel
         self.standardized = standardized
-        self.spec = replace(self.spec, multilabel=multilabel)
+        self.declare(multilabel=multilabel)
 
     @abstractmethod
     def scores(self, x: Images) -> Classes:

@@ -168,13 +168,7 @@ class PartCapsules(nn.Module):
         theta = inverse(pose).transpose(0, 1).reshape(-1, 2, 3)  # [m * b, 2, 3]
         grid = F.affine_grid(theta, [m * b, 1, h, w], align_corners=True)
         grid = grid.view(m, b * h, w, 2)
-        placed = F.grid_sample(
-            layers,
-            grid,
-            mode="bilinear",
-            padding_mode="zeros",
-            align_corners=True,
-        )
+        placed = F.grid_sample(layers, grid, align_corners=True)
         placed = placed.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
 
         drawings = placed[:, :, :c] * color[..., None, None]

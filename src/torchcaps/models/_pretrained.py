@@ -18,6 +18,9 @@ from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError
 from torchcaps.types import ModelMetadata, set_model_metadata
 
+Options = Mapping[str, Any]  # arguments of a function, by name
+Arguments = dict[str, Any]
+
 FOLDER = Path(__file__).parent / "weights"
 DEFAULT_MODEL = "capsnet_small"  # of commands without a run
 
@@ -48,7 +51,7 @@ def weights_file(name: str = DEFAULT_MODEL) -> Path:
     return path
 
 
-def weights_info(name: str) -> dict[str, Any]:
+def weights_info(name: str) -> Arguments:
     """The origin of a model's weights.
 
     Args:
@@ -66,8 +69,8 @@ def weights_info(name: str) -> dict[str, Any]:
 def pretrained_model(
     name: str,
     build: Callable[..., nn.Module],
-    sizes: Mapping[str, Any],
-    options: Mapping[str, Any],
+    sizes: Options,
+    options: Options,
 ) -> nn.Module:
     """A model with the weights of the package, and with `.preprocess`.
 
@@ -146,7 +149,7 @@ def take_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     return list(fitting)
 
 
-def described_sizes(description: Mapping[str, Any]) -> dict[str, Any]:
+def described_sizes(description: Options) -> Arguments:
     """Sizes of the model of a description, as arguments of `create_model`."""
     preprocess = Preprocess.from_dict(description["preprocess"])
     return {
@@ -156,7 +159,7 @@ def described_sizes(description: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_description(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> Arguments:
     """The description in a model file."""
     with safe_open(path, framework="pt") as file:
         return dict(json.loads(file.metadata()["torchcaps"]))

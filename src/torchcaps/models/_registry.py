@@ -1,20 +1,22 @@
 """The registry of models: names, what is known of each, construction."""
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import math
+import re
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace as with_changes
 from fnmatch import fnmatch
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from torchcaps.errors import ArgumentError, check_positive
-from torchcaps.models._memory import available_memory
-from torchcaps.models._pretrained import FOLDER, pretrained_model
+from torchcaps.models._pretrained import FOLDER, Options, pretrained_model
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
 from torchcaps.registry import Registry
@@ -25,6 +27,8 @@ B = TypeVar("B", bound=Builder)
 
 GIB = 1 << 30
 BYTES_PER_PARAMETER = 4 * 4  # of float32: the weight, its gradient, two moments of Adam
+MEMORY_FILE = Path("/proc/meminfo")
+GROUP_FILE = Path("/sys/fs/cgroup/memory.max")  # the limit of a control group of version 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,8 +235,8 @@ def check_sizes(*, img_size: Any = 1, **counts: Any) -> None:
 
 def construct_model(
     name: str,
-    sizes: Mapping[str, Any],
-    options: Mapping[str, Any],
+    sizes: Options,
+    options: Options,
     device: torch.device | None = None,
 ) -> nn.Module:
     """Build a model by name; see `create_model`.
@@ -271,9 +275,7 @@ def construct_model(
     return model
 
 
-def _check_memory(
-    name: str, sizes: Mapping[str, Any], options: Mapping[str, Any], device: torch.device
-) -> None:
+def _check_memory(name: str, sizes: Options, options: Options, device: torch.device) -> None:
     """Refuse a model whose parameters cannot be trained in the memory at hand.
 
     They are counted on the device "meta", where nothing is allocated and nothing drawn. A model
@@ -293,3 +295,24 @@ def _check_memory(
             f"{count:,} parameters, which take {BYTES_PER_PARAMETER * count / GIB:.1f} GiB with "
             "gradients and optimizer; take a smaller img_size or num_classes, or another model",
         )
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes that a process can allocate on a device.
+
+    Args:
+        device: a GPU, or else the CPU.
+
+    Returns:
+        On the CPU, the least of what the machine has available and its control group's limit;
+        infinity where the system does not tell.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    limits = [math.inf]
+    with suppress(OSError, ValueError):
+        (kibibytes,) = re.findall(r"MemAvailable:\s*(\d+)", MEMORY_FILE.read_text())
+        limits.append(int(kibibytes) << 10)
+    with suppress(OSError, ValueError):  # "max" is no limit
+        limits.append(int(GROUP_FILE.read_text()))
+    return min(limits)

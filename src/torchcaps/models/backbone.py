@@ -8,7 +8,6 @@ comparisons of Hahn et al. 2019 (NeurIPS) and with Heinsen's routing on frozen t
 from abc import abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -197,9 +196,7 @@ class _OnBackbone(ImageModel):
             backbone, in_chans, self.img_size, freeze=freeze, max_positions=max_positions
         )
         self.head = self._build_head(**head_options)
-        self.spec = replace(
-            self.spec, features=self.takes_features, any_size=self.backbone.any_size
-        )
+        self.declare(features=self.takes_features, any_size=self.backbone.any_size)
 
     @abstractmethod
     def _build_head(self, **options: Any) -> nn.Module:
@@ -238,8 +235,7 @@ class CapsuleHeadNetwork(_OnBackbone):
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, **options)
         is_length = self.head.activation == "length"
-        self.spec = replace(
-            self.spec,
+        self.declare(
             pose=True,
             activation="length" if is_length else "probability",
             loss="margin" if is_length else "likelihood",

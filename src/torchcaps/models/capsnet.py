@@ -6,7 +6,6 @@ this library's rule (see CapsuleLinear).
 """
 
 from copy import deepcopy
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -111,7 +110,7 @@ class CapsNet(DrawingModel):
             dim = class_dim
         self.between = layers if between else None
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
-        self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
+        self.declare(activation=self.class_capsules.router.activation)
         self._add_dense_decoder(decoder, class_dim, init=init)
         if impl != "auto":
             set_impl(self, impl)

@@ -9,7 +9,6 @@ their start); the decoder starts with smaller weights, unless `init="keras"`.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
@@ -132,7 +131,7 @@ class EfficientCapsNet(DrawingModel):
             CLASS_DIM,
             **layer_options,
         )
-        self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
+        self.declare(activation=self.class_capsules.router.activation)
         self.decoder = None
         if decoder not in (False, None):
             kind = "dense" if decoder is True else str(decoder)

@@ -191,7 +191,7 @@ class MatrixRouting(ConvolutionalModel):
             parts=parts,
         )
         if prod(side_after(side, self.windows) for side in self.img_size) == 1:
-            self.spec = replace(self.spec, smallest_batch=2)  # batch norm needs two values
+            self.declare(smallest_batch=2)  # batch norm needs two values
         dim = POSE**2
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * dim, 1))

@@ -6,7 +6,6 @@ follow the last ten batches or so, where theirs (0.9997) need thousands; there i
 their default does not train either.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -163,7 +162,7 @@ class HVC(LogitModel):
 
         # Batch norm needs two values of each channel.
         if num_classes == 1 or self.img_size == (smallest, smallest):
-            self.spec = replace(self.spec, smallest_batch=2)
+            self.declare(smallest_batch=2)
 
     def branch_capsules(self, images: Images) -> list[ClassCapsules]:
         """The class capsules of each branch.

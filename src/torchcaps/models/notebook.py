@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -57,7 +56,7 @@ def list_stages(model: Any) -> list[Stage]:
     outputs: dict[str, Any] = {}
     for name, part in named_stages(bare):
         if isinstance(part, nn.Module):
-            part.register_forward_hook(partial(keep_output, outputs, name))
+            part.register_forward_hook(lambda *call, name=name: outputs.update({name: call[-1]}))
     images = next(bare.parameters()).new_zeros(bare.image_shape).unsqueeze(0)  # on "meta"
     with torch.no_grad():
         if spec_of(bare).decoder:
@@ -72,11 +71,6 @@ def list_stages(model: Any) -> list[Stage]:
         else:
             stages.append(Stage(name, "parameter", times(part.shape), part.numel()))
     return stages
-
-
-def keep_output(outputs: dict[str, Any], name: str, *call: Any) -> None:
-    """A forward hook, which is called with a module, its inputs and its output."""
-    outputs[name] = call[-1]
 
 
 class ShapeRouter(Router):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchcaps.errors import check_known, check_range
+from torchcaps.errors import check_known, check_positive
 from torchcaps.models._base import Classes, FeatureMap, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model
 
@@ -98,7 +98,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
         width: channels of the first stage.
         shortcut: see `ResidualBlock`.
     """
-    check_range("width", width, low=1)
+    check_positive(width=width)
     check_known("shortcut", shortcut, Shortcut)
     widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
     blocks = residual_blocks(widths, shortcut)

@@ -8,7 +8,6 @@ images of any size (zeros are added up to a multiple of 8), larger kernels at th
 `KernelCaps`), windows centered on a pixel where the map is halved.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -110,7 +109,7 @@ class SegCaps(DrawingModel):
                 nn.Conv2d(128, in_chans, 1),
                 nn.Sigmoid(),
             )
-            self.spec = replace(self.spec, decoder=True)
+            self.declare(decoder=True)
 
     def capsules(self, images: Images) -> Capsules:
         """Class capsules of each pixel.

@@ -9,7 +9,6 @@ authors build and do not use (1,024 numbers); depth 2 halves the map of the six 
 more, which theirs keeps; EM routing is this library's, which starts from its own temperatures.
 """
 
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, Literal, get_args
@@ -189,7 +188,7 @@ class SRCapsNet(ImageModel):
             primary=depth == 1,
             uniform=uniform and routing != "self_routing",
         )
-        self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
+        self.declare(activation=self.class_capsules.router.activation)
 
     def capsules(self, images: Images) -> Capsules:
         # 32 types of dim 16 at each of 8x8 positions, for 32x32 images.

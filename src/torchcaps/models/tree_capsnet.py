@@ -7,7 +7,6 @@ multiplies the logits of arbitrary children.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil, prod
 from typing import Literal
@@ -151,7 +150,7 @@ class TreeCapsNet(ImageModel):
             layer = self._make_layer(level, num_primary, class_dim, tree, iterations)
             self.level_capsules.append(layer)
         if len(self.sizes) > 1:
-            self.spec = replace(self.spec, task="tree")
+            self.declare(task="tree")
 
     def _make_layer(
         self,

@@ -8,7 +8,6 @@ the same number at all of them; the costs beta, which a batch norm after them ca
 the loss is the spread loss, where theirs is cross-entropy of activations.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -152,7 +151,7 @@ class VBCaps(ImageModel):
         windows = [STEM, *LAYERS[: len(types) or 1]]
         rows, columns = (side_after(side, windows) for side in self.img_size)
         if types:
-            self.spec = replace(self.spec, any_size=True)
+            self.declare(any_size=True)
             options |= {"pose_size": POSE, "make_centers": coordinates}
             centers = (coordinates(rows), coordinates(columns))
             classes = ClassCaps(below, num_classes, centers=centers, **options)

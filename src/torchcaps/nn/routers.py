@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -31,28 +31,13 @@ RouteFunction = Callable[..., Routed]
 Routing = str | nn.Module | RouteFunction
 ROUTERS: Registry[type[Router]] = Registry("routing")
 MAX_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
-R = TypeVar("R", bound="type[Router]")
+register_router = ROUTERS.register
+"""Class decorator: registers a router for layers, the shared tests and the command line.
 
-
-def register_router(name: str, *, replace: bool = False) -> Callable[[R], R]:
-    """Class decorator: registers a router for layers, the shared tests and the command line.
-
-    Args:
-        name: of the router.
-        replace: allow a name that is taken.
-
-    Returns:
-        The decorator, which returns the class as it is.
-
-    Raises:
-        ArgumentError: a name that is taken, unless `replace`.
-    """
-    return ROUTERS.register(name, replace=replace)
-
-
-def list_routers() -> list[str]:
-    """Names that `CapsuleLinear(routing=...)` accepts."""
-    return ROUTERS.names()
+Its argument is the name; ArgumentError for one that is taken, unless `replace`.
+"""
+list_routers = ROUTERS.names
+"""Names that `CapsuleLinear(routing=...)` accepts."""
 
 
 def create_router(routing: Routing, **options: Any) -> Router:

@@ -35,7 +35,7 @@ from torchcaps.training import Run
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
-from torchcaps.training.sampling import cropped, inside_fold, outside_fold
+from torchcaps.training.sampling import cropped, select_fold
 from torchcaps.types import model_metadata, spec_of
 from torchcaps.words import UniqueNames
 
@@ -115,8 +115,7 @@ def open_task(
         target = expected_target(model, metadata.task)
         images = as_set(data, target=target, classes=metadata.classes)
     if has_fold:
-        select = inside_fold if split == "test" else outside_fold
-        images = select(images, config)
+        images = select_fold(images, config, is_tested=split == "test")
 
     if task_class(config.task.name, model, images).labeled and metadata.classes:
         images = match_classes(images, metadata.classes)
@@ -244,8 +243,8 @@ def diagnose(
         DataError: if the data cannot be read.
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device)
-    other = None if baseline is None else load_model(baseline, device)
-    return evaluation.diagnose(task.model, images, baseline=other, count=count, seed=seed)
+    rival = None if baseline is None else load_model(baseline, device)
+    return evaluation.diagnose(task.model, images, baseline=rival, count=count, seed=seed)
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
@@ -347,7 +346,7 @@ def reconstruct_run(
         decoded.images,
         decoded.predictions if labels is None else labels[indices],
         predictions=decoded.predictions,
-        classes=viz.names.drawable(model_metadata(model).classes),
+        classes=viz.canvas.drawable(model_metadata(model).classes),
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
@@ -386,7 +385,7 @@ def perturb_run(
 
     model, originals, labels, names = _choose_examples(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
-    classes = viz.names.drawable(model_metadata(model).classes)
+    classes = viz.canvas.drawable(model_metadata(model).classes)
     unique_name = UniqueNames()
     pictures = []
     for index, name in enumerate(names):
@@ -445,7 +444,7 @@ def animate_run(
             paths.coupling,
             paths.votes,
             paths.activation,
-            classes=viz.names.drawable(model_metadata(model).classes),
+            classes=viz.canvas.drawable(model_metadata(model).classes),
             image=image,
             gaussian=paths.agreement,
         )
@@ -478,13 +477,12 @@ def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
         durations.append(HOLD if is_held else PASS)
     path = Path(path)
     make_folder(path.parent)
-    first, *others = frames
     with atomic(path) as partial:
-        first.save(
+        frames[0].save(
             partial,
             format="GIF",
             save_all=True,
-            append_images=others,
+            append_images=frames[1:],
             duration=durations,
             loop=0,
         )

@@ -3,8 +3,6 @@
 And which of two methods is better, by their right and wrong answers on the same images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -21,9 +19,8 @@ from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.data.files import identities
 from torchcaps.errors import ArgumentError, RunError, check_range
 from torchcaps.evaluation import Diagnosis, Evaluation, compare_answers, compare_runs, diagnose
-from torchcaps.evaluation.base import EvaluationResult
+from torchcaps.evaluation.base import EvaluationResult, proportion
 from torchcaps.evaluation.comparison.compare import BaseComparison
-from torchcaps.evaluation.forward import proportion
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.reporting.api import open_task
 from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly

@@ -40,8 +40,7 @@ from torchcaps.evaluation import (
     compare_answers,
     example_indices,
 )
-from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.evaluation.forward import device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
@@ -119,8 +118,7 @@ addEventListener("beforeprint", () => {
 """
 SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=SectionWriter)  # the type of one such function
-SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
-"""Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
+SECTIONS: Registry[SectionWriter] = Registry("section", tasks=())
 
 
 def register_section(*tasks: str) -> Callable[[W], W]:
@@ -139,12 +137,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     Raises:
         ValueError: if another section has the name of the function.
     """
-
-    def register(writer: W) -> W:
-        SECTIONS.add(writer.__name__, (tasks, writer))
-        return writer
-
-    return register
+    return SECTIONS.register(tasks=tasks)
 
 
 @register_section()
@@ -221,7 +214,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         run.images.float_images(worst),
         activations,
         labels,
-        classes=viz.names.drawable(run.images.classes),
+        classes=viz.canvas.drawable(run.images.classes),
     )
     return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
 
@@ -318,7 +311,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         torch.where(is_right, support.selected, labels.argmax(dim=1)),
         selected=support.selected,
         lengths=support.activations.gather(1, winner).squeeze(1),
-        classes=viz.names.drawable(classes),
+        classes=viz.canvas.drawable(classes),
     )
     num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
@@ -506,7 +499,8 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
 def _describe_one(run: EvaluatedRun) -> dict[str, Any]:
     """What the report on a run needs."""
     parts: list[Any] = run.task.report_items(_recorded_evaluation(run), run.images)
-    for tasks, write in SECTIONS.values():
+    for name, write in SECTIONS.items():
+        tasks = SECTIONS.fact(name, "tasks")
         part = write(run) if not tasks or run.task.name in tasks else None
         if part is not None:
             parts.append(part)

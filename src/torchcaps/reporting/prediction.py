@@ -35,8 +35,7 @@ from torchcaps.errors import (
     check_range,
 )
 from torchcaps.evaluation import HeldOutCalibration, doubt, reconstruction_distances
-from torchcaps.evaluation.base import BATCH
-from torchcaps.evaluation.forward import device_of, eval_mode
+from torchcaps.evaluation.base import BATCH, device_of, eval_mode
 from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load, local_path
 from torchcaps.training.device import resolve_device

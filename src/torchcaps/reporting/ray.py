@@ -1,7 +1,5 @@
 """Predictions by Ray Data, on the processors of one machine or of a cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

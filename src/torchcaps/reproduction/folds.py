@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcaps.distributed import current
 from torchcaps.errors import RunError
-from torchcaps.evaluation.base import EvaluationResult, TextTable
+from torchcaps.evaluation.base import EvaluationResult, Json, TextTable
 from torchcaps.reporting import evaluate
 from torchcaps.reproduction.table import over_seeds
 from torchcaps.settings import TrainConfig
@@ -39,7 +39,7 @@ class CrossValidation(EvaluationResult):
         num_samples: number of images of each fold.
     """
 
-    config: dict[str, Any]
+    config: Json
     runs: list[str]
     figures: list[Figures]
     num_samples: list[int]
@@ -153,7 +153,10 @@ def cross_validate(
             documents.append(_measure(run, config.updated(fold=fold), callbacks))
         except Exception:
             if ranks.is_main and not is_run(folder / "fold-1"):
-                _discard(folder)
+                # What `_open` wrote is removed; other files stay, and the folder.
+                (folder / FOLDS_FILE).unlink(missing_ok=True)
+                with suppress(OSError):  # it holds something else
+                    folder.rmdir()
             raise
         runs.append(str(run.path))
     outcome = CrossValidation(
@@ -172,7 +175,7 @@ def _measure(
     run: Run,
     config: TrainConfig,
     callbacks: Sequence[Callback | str],
-) -> dict[str, Any]:
+) -> Json:
     """Train the run of a fold to its end and measure it; one that was measured is read."""
     ranks = current()
     document = ranks.broadcast(run.figures if ranks.is_main else None)
@@ -184,14 +187,7 @@ def _measure(
     return document
 
 
-def _discard(folder: Path) -> None:
-    """Remove what `_open` wrote, where no fold was begun; other files stay, and the folder."""
-    (folder / FOLDS_FILE).unlink(missing_ok=True)
-    with suppress(OSError):  # it holds something else
-        folder.rmdir()
-
-
-def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: bool) -> TrainConfig:
+def _open(folder: Path, config: TrainConfig, settings: Json, resume: bool) -> TrainConfig:
     """The settings of a cross-validation: those of its folder, or new ones, which are written."""
     file = folder / FOLDS_FILE
     is_started = file.exists() and is_run(folder / "fold-1")
@@ -212,7 +208,7 @@ def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: b
     return config
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> Json:
     """The content of `folds.json`. Raises RunError if it is not readable."""
     with reading(file, "cross-validation"):
         content = read_json(file)
@@ -221,7 +217,7 @@ def _read(file: Path) -> dict[str, Any]:
         return content
 
 
-def _numbers(document: dict[str, Any]) -> Figures:
+def _numbers(document: Json) -> Figures:
     """The single numbers of an evaluation, by name, without the number of images."""
     return {
         name: float(figure)

@@ -24,8 +24,13 @@ from torch import Generator, Tensor
 from torchcaps import evaluation, training
 from torchcaps.data import Dataset, match_classes, stratified_folds
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.evaluation.base import EvaluationResult, Progress, TextTable
-from torchcaps.evaluation.forward import image_activations, proportion
+from torchcaps.evaluation.base import (
+    EvaluationResult,
+    Progress,
+    TextTable,
+    image_activations,
+    proportion,
+)
 from torchcaps.models.backbone import head_on_backbone, head_on_features
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import CapsuleHead

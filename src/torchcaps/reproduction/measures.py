@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchcaps import evaluation
 from torchcaps.data import Dataset, PairMaker
 from torchcaps.errors import AblationUnsupportedError, ArgumentError, DatasetNotFoundError
-from torchcaps.evaluation.forward import device_of, proportion, right_answers
+from torchcaps.evaluation.base import device_of, proportion, right_answers
 from torchcaps.nn.routers import set_impl
 from torchcaps.registry import Registry
 from torchcaps.reporting import EvaluatedRun, evaluate
@@ -178,19 +178,9 @@ def robustness(run: EvaluatedRun) -> Figures:
     images = subset.float_images()
     labels = subset.labels
     attacked = (images[:NUM_ATTACKED], labels[:NUM_ATTACKED])
-    return {
-        **_affine(run.model, images, labels),
-        **_attacks(run.model, *attacked),
-        **_rejection(run, images),
-        "calibration_error": evaluate_task(run.task, subset).to_dict()["calibration_error"],
-        **_detection(run, *attacked),
-    }
-
-
-def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
-    """Accuracy on rotated (degrees), scaled (%), sheared (degrees) and shifted (pixels) images."""
+    # Rotations and shears in degrees, scales in percent, shifts in pixels.
     sweep = evaluation.affine_sweep(
-        model,
+        run.model,
         images,
         labels,
         rotation=(-60, -45, -30, -15, 15, 30, 45, 60),
@@ -199,17 +189,21 @@ def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
         shift=(2, 4),
     )
     accuracies = [share for curve in sweep.curves.values() for share in curve.accuracy]
-    return {"affine_accuracy": mean(accuracies), "affine": sweep.to_dict()}
-
-
-def _attacks(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
-    """Accuracy under attacks through the gradient, a mean over their strengths."""
-    figures: Figures = {"attacks": {}}
-    for name in ("fgsm", "bim", "pgd"):
-        sweep = evaluation.attack_sweep(model, images, labels, STRENGTHS, attack=name)
-        figures[f"{name}_accuracy"] = sweep.mean
-        figures["attacks"][name] = sweep.to_dict()
-    return figures
+    figures: Figures = {}
+    attacks = {}
+    for name in ("fgsm", "bim", "pgd"):  # through the gradient
+        attack = evaluation.attack_sweep(run.model, *attacked, STRENGTHS, attack=name)
+        figures[f"{name}_accuracy"] = attack.mean
+        attacks[name] = attack.to_dict()
+    return {
+        "affine_accuracy": mean(accuracies),
+        "affine": sweep.to_dict(),
+        "attacks": attacks,
+        **figures,
+        **_rejection(run, images),
+        "calibration_error": evaluate_task(run.task, subset).to_dict()["calibration_error"],
+        **_detection(run, *attacked),
+    }
 
 
 def _rejection(run: EvaluatedRun, images: Tensor) -> Figures:

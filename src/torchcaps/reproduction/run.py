@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchcaps import plugins
-from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.errors import RunError, UnknownNameError, check_positive
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import EvaluatedRun, evaluate, open_task
 from torchcaps.reproduction.measures import MEASURES
@@ -60,10 +60,17 @@ def reproduce(
     """
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
-    check_range("seeds", seeds, low=1)
+    check_positive(seeds=seeds)
     check_measures(recipe)
     results = Results()
-    for row in _select_rows(recipe.rows_of(budget), rows):
+    all_rows = recipe.rows_of(budget)
+    selected = [] if rows else [*all_rows]
+    for part in rows:
+        matches = [row for row in all_rows if part.lower() in row.name.lower()]
+        if not matches:
+            raise UnknownNameError("row", part, [row.name for row in all_rows])
+        selected += matches
+    for row in filter(selected.__contains__, all_rows):
         for seed in range(seeds):
             config = recipe.resolve(row, budget, seed=seed, root=root, device=device)
             run = Run(Path(output) / recipe.name / budget / slug(row.name) / f"seed-{seed}")
@@ -123,8 +130,32 @@ def measure_run(
     Raises:
         UnknownNameError: the recipe names a measure that is not registered.
     """
-    evaluated = _evaluate(run, config)
-    result = _result(recipe, row, budget, evaluated)
+    root = config.data.root
+    device = config.training.device
+    evaluation = evaluate(run, root=root, device=device, output=run.path)
+    task, images = open_task(run, root=root, device=device)
+    evaluated = EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
+    machine = run.environment
+    seed = run.config.training.seed
+    speeds = [epoch["images_per_second"] for epoch in run.epochs]
+    processor = machine.get("gpu") or machine.get("processor")
+    result = Result(
+        recipe=recipe.name,
+        row=row.name,
+        budget=budget,
+        seed=seed,
+        figures=evaluation.to_dict(),
+        shown=list(recipe.figures),
+        published=row.published,
+        parameters=parameter_count(evaluated.model),
+        epochs=len(speeds),
+        images_per_second=sum(speeds) / len(speeds) if speeds else None,
+        seconds=run.seconds or 0.0,
+        machine=f"{processor}, {machine.get('threads')} threads",
+        torch=str(machine.get("torch")),
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} "
+        f"--seeds {seed + 1}{plugins.flags()}",
+    )
     for name in recipe.measures:
         result.figures.update(MEASURES[name](evaluated))
     return result, evaluated
@@ -133,16 +164,6 @@ def measure_run(
 def slug(name: str) -> str:
     """A row's name as a folder's: letters, digits and hyphens."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
-
-
-def _select_rows(rows: Sequence[Row], parts: Sequence[str]) -> list[Row]:
-    """The rows whose names contain one of these parts; all rows without any."""
-    for part in parts:
-        if not any(part.lower() in row.name.lower() for row in rows):
-            raise UnknownNameError("row", part, [row.name for row in rows])
-    return [
-        row for row in rows if not parts or any(part.lower() in row.name.lower() for part in parts)
-    ]
 
 
 def _check_settings(run: Run, config: TrainConfig) -> None:
@@ -158,38 +179,3 @@ def _check_settings(run: Run, config: TrainConfig) -> None:
                 f"{run.path}: was started with {name} {saved[name]!r}, and the recipe has "
                 f"{choice!r} now; remove the folder, or give another output"
             )
-
-
-def _evaluate(run: Run, config: TrainConfig) -> EvaluatedRun:
-    """Evaluate a trained run into its folder."""
-    root = config.data.root
-    device = config.training.device
-    evaluation = evaluate(run, root=root, device=device, output=run.path)
-    task, images = open_task(run, root=root, device=device)
-    return EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
-
-
-def _result(recipe: Recipe, row: Row, budget: str, evaluated: EvaluatedRun) -> Result:
-    """The result of a run, with the figures of its evaluation alone."""
-    run = evaluated.run
-    machine = run.environment
-    seed = evaluated.config.training.seed
-    speeds = [epoch["images_per_second"] for epoch in evaluated.epochs]
-    processor = machine.get("gpu") or machine.get("processor")
-    return Result(
-        recipe=recipe.name,
-        row=row.name,
-        budget=budget,
-        seed=seed,
-        figures=evaluated.evaluation.to_dict(),
-        shown=list(recipe.figures),
-        published=row.published,
-        parameters=parameter_count(evaluated.model),
-        epochs=len(speeds),
-        images_per_second=sum(speeds) / len(speeds) if speeds else None,
-        seconds=run.seconds or 0.0,
-        machine=f"{processor}, {machine.get('threads')} threads",
-        torch=str(machine.get("torch")),
-        command=f"torchcaps reproduce {recipe.name} --budget {budget} "
-        f"--seeds {seed + 1}{plugins.flags()}",
-    )

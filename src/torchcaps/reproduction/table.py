@@ -107,6 +107,9 @@ def read_results(output: str | Path) -> list[Result]:
     return [Result.read(file.parent) for file in files]
 
 
+Runs = Sequence[Result]
+
+
 class Results(list[Result]):
     """Results of runs; as text, their table."""
 
@@ -118,7 +121,7 @@ class Results(list[Result]):
         return markdown(self.table())
 
 
-def results_table(results: Sequence[Result]) -> TextTable:
+def results_table(results: Runs) -> TextTable:
     """Figures that the recipes name, a row for each row and budget of a recipe.
 
     Shares are in percent; several seeds are shown as mean ± standard deviation.
@@ -126,31 +129,30 @@ def results_table(results: Sequence[Result]) -> TextTable:
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.recipe, result.row, result.budget), []).append(result)
-    return TextTable(HEADING, [_results_row(group) for group in groups.values()])
-
-
-def _results_row(seeds: list[Result]) -> tuple[str, ...]:
-    """One row of a recipe, from the results of its seeds."""
-    first = seeds[0]
-    columns = {name: [result.figures.get(name) for result in seeds] for name in first.shown}
-    metrics = [
-        f"{in_words(name)} {over_seeds(name, figures)}"
-        for name, figures in columns.items()
-        if any(isinstance(figure, int | float) for figure in figures)
-    ]
-    published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
-    epochs = sorted({result.epochs for result in seeds})
-    return (
-        first.recipe,
-        first.row,
-        first.budget,
-        "; ".join(metrics) or "-",
-        "; ".join(published) or "-",
-        str(len(seeds)),
-        f"{first.parameters:,}",
-        "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
-        _minutes(seeds),
-    )
+    rows = []
+    for seeds in groups.values():
+        first = seeds[0]
+        columns = {name: [result.figures.get(name) for result in seeds] for name in first.shown}
+        metrics = [
+            f"{in_words(name)} {over_seeds(name, figures)}"
+            for name, figures in columns.items()
+            if any(isinstance(figure, int | float) for figure in figures)
+        ]
+        published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
+        epochs = sorted({result.epochs for result in seeds})
+        row = (
+            first.recipe,
+            first.row,
+            first.budget,
+            "; ".join(metrics) or "-",
+            "; ".join(published) or "-",
+            str(len(seeds)),
+            f"{first.parameters:,}",
+            "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
+            _minutes(seeds),
+        )
+        rows.append(row)
+    return TextTable(HEADING, rows)
 
 
 def over_seeds(name: str, figures: Sequence[float | None]) -> str:
@@ -172,12 +174,12 @@ def over_seeds(name: str, figures: Sequence[float | None]) -> str:
     return text + unit
 
 
-def _minutes(seeds: Sequence[Result]) -> str:
+def _minutes(seeds: Runs) -> str:
     """Mean time of training over seeds, in minutes."""
     return f"{mean(result.seconds for result in seeds) / 60:.1f} min"
 
 
-def viewpoint_lines(results: Sequence[Result]) -> list[str]:
+def viewpoint_lines(results: Runs) -> list[str]:
     """Pairs of rows of a viewpoint experiment at equal accuracy on familiar views: a sentence each.
 
     Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the
@@ -194,29 +196,25 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
         for first, second in combinations(rows, 2):
             seeds = sorted(rows[first].keys() & rows[second].keys())
             if seeds:
-                pairs = [(rows[first][seed], rows[second][seed]) for seed in seeds]
-                lines.append(f"{recipe}, {budget}: {_compare_curves(first, second, pairs)}")
+                pairs = [
+                    compare_viewpoints(rows[first][seed], rows[second][seed]) for seed in seeds
+                ]
+                target = mean(pair.target for pair in pairs)
+                first_novel = mean(pair.first.novel_at_target for pair in pairs)
+                second_novel = mean(pair.second.novel_at_target for pair in pairs)
+                gains = [100 * pair.gain for pair in pairs]
+                gain = f"{mean(gains):+.1f}"
+                if len(gains) > 1:
+                    gain += f" ± {stdev(gains):.1f}"
+                lines.append(
+                    f"{recipe}, {budget}: at {target:.1%} on familiar views, {first_novel:.1%} of "
+                    f"novel ones for {first} and {second_novel:.1%} for {second}: {gain} points "
+                    f"({counted(len(gains), 'seed')})"
+                )
     return lines
 
 
-def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]]) -> str:
-    """A sentence on two rows, from the curves of each seed."""
-    comparisons = [compare_viewpoints(*pair) for pair in pairs]
-    target = mean(comparison.target for comparison in comparisons)
-    first_novel = mean(comparison.first.novel_at_target for comparison in comparisons)
-    second_novel = mean(comparison.second.novel_at_target for comparison in comparisons)
-    gains = [100 * comparison.gain for comparison in comparisons]
-    gain = f"{mean(gains):+.1f}"
-    if len(gains) > 1:
-        gain += f" ± {stdev(gains):.1f}"
-    return (
-        f"at {target:.1%} on familiar views, {first_novel:.1%} of novel ones for {first} and "
-        f"{second_novel:.1%} for {second}: {gain} points "
-        f"({counted(len(gains), 'seed')})"
-    )
-
-
-def write_table(results: Sequence[Result], output: str | Path) -> Path:
+def write_table(results: Runs, output: str | Path) -> Path:
     """Write `results.md`: the table, and the commands and machines behind it. Returns the file."""
     sources = {
         f"* `{result.command.split(' --seeds')[0]}`: {result.machine}, torch {result.torch}"
@@ -242,7 +240,7 @@ def markdown(table: TextTable) -> str:
     return "\n".join([heading, "|" + "---|" * len(table.heads), *rows])
 
 
-def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
+def field_tables(results: Runs) -> dict[str, TextTable]:
     """A table of each data set of the field, with a row for each system, the most accurate first.
 
     Products are millions of multiply-adds of one image; accuracies are of test images, as mean ±
@@ -250,16 +248,31 @@ def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
     """
     tables = {}
     for data, systems in _field(results).items():
-        rows = [
-            _field_row(name, systems[name], systems.get(name + UNIFORM_SUFFIX, []))
-            for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name])))
-            if not name.endswith(UNIFORM_SUFFIX)
-        ]
+        rows = []
+        for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name]))):
+            if name.endswith(UNIFORM_SUFFIX):
+                continue
+            seeds = systems[name]
+            without_routing = systems.get(name + UNIFORM_SUFFIX, [])
+            first = seeds[0]
+            speeds = [result.images_per_second for result in seeds if result.images_per_second]
+            row = (
+                name,
+                f"{first.parameters:,}",
+                over_seeds("products", [first.figures.get("products")]),
+                over_seeds("accuracy", _accuracies(seeds)),
+                over_seeds("accuracy", _accuracies(without_routing)),
+                str(len(seeds)),
+                str(first.epochs),
+                f"{mean(speeds):,.0f}" if speeds else "-",
+                _minutes(seeds),
+            )
+            rows.append(row)
         tables[data] = TextTable(FIELD_HEADING, rows)
     return tables
 
 
-def _field(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
+def _field(results: Runs) -> dict[str, dict[str, list[Result]]]:
     """Results of the field, by data set and system."""
     field: dict[str, dict[str, list[Result]]] = {}
     for result in results:
@@ -269,31 +282,12 @@ def _field(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
     return field
 
 
-def _field_row(
-    name: str, seeds: Sequence[Result], without_routing: Sequence[Result]
-) -> tuple[str, ...]:
-    """One system of the field, from the results of its seeds with and without its routing."""
-    first = seeds[0]
-    speeds = [result.images_per_second for result in seeds if result.images_per_second]
-    return (
-        name,
-        f"{first.parameters:,}",
-        over_seeds("products", [first.figures.get("products")]),
-        over_seeds("accuracy", _accuracies(seeds)),
-        over_seeds("accuracy", _accuracies(without_routing)),
-        str(len(seeds)),
-        str(first.epochs),
-        f"{mean(speeds):,.0f}" if speeds else "-",
-        _minutes(seeds),
-    )
-
-
-def _accuracies(seeds: Sequence[Result]) -> list[float]:
+def _accuracies(seeds: Runs) -> list[float]:
     """Accuracy of each seed, in [0, 1]."""
     return [1 - float(result.figures["error"]) for result in seeds]
 
 
-def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
+def write_field(results: Runs, output: str | Path) -> list[Path]:
     """Write `field.md`, and `field.png` where matplotlib is installed. Returns the files."""
     lines = ["# The field, measured"]
     for data, table in field_tables(results).items():

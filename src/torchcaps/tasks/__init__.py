@@ -3,11 +3,6 @@
 The file of a task is imported when the task, or a name of its file, is first asked for.
 """
 
-from torchcaps.registry import load_name, stub_names
+from torchcaps.registry import lazy_names
 
-_MODULES = stub_names(__file__)
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    return load_name(__name__, _MODULES, name)
+__all__, __getattr__ = lazy_names(__name__, __file__)

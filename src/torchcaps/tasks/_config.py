@@ -107,8 +107,8 @@ def complete_config(
 def without_default_changes(config: TrainConfig) -> TrainConfig:
     """A copy without the augmentations that a model trained by its name has."""
     names = [name for name, origin in config.origins.items() if origin == "model"]
-    known = known_settings()
-    changes = {name: known[name].default for name in names if known[name].group == "augmentation"}
+    infos = known_settings()
+    changes = {name: infos[name].default for name in names if infos[name].group == "augmentation"}
     return config.replaced(changes, "default")
 
 
@@ -117,7 +117,7 @@ def _check_used(
 ) -> None:
     """Raise ArgumentError for the first setting that has no effect on this loss and this model."""
     loss = config.task.loss
-    reads = task.losses.reads(loss) if isinstance(task.losses, Registry) else ()
+    reads = task.losses.fact(loss) if isinstance(task.losses, Registry) else ()
     for name, off in OPTIONAL_SETTINGS.items():
         setting = getattr(config.task, name)
         if setting in (None, off) or name in used or name in reads:
@@ -145,10 +145,10 @@ def read_settings(config: TrainConfig) -> dict[str, Any]:
             continue
         registry = CHOICES[setting.of]
         choice = values[setting.of]
-        if name in registry.reads(choice):
+        if name in registry.fact(choice):
             defaults |= {name: READ_DEFAULTS.get(name, setting.default)}
         elif values[name] != setting.default:
-            readers = [entry for entry in registry if name in registry.reads(entry)]
+            readers = [entry for entry in registry if name in registry.fact(entry)]
             raise ArgumentError(
                 name,
                 f"has no effect with the {setting.of} {choice}, got {values[name]}; "

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
 
 from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.data.classes import class_counts
@@ -32,7 +33,7 @@ from torchcaps.tasks._base import (
     drawing_error,
     register_task,
 )
-from torchcaps.transfer import widen
+from torchcaps.transfer import to_device, widen
 from torchcaps.types import Capsules, ModelSpec
 
 if TYPE_CHECKING:
@@ -163,8 +164,6 @@ class Classify(Task):
         if images is None:
             return
         if self.config.task.class_weights == "auto":
-            from torchcaps.tasks.class_weights import balanced_weights
-
             self.class_weights = balanced_weights(images.labels, images.num_classes)
             self.advice = ""
         if "weight" in images.targets:
@@ -234,8 +233,6 @@ class Classify(Task):
         settings = self.config.task
         if weights is None:
             return loss(scores, targets, fraction_trained, settings)
-        from torchcaps.tasks.class_weights import image_losses
-
         return (weights * image_losses(loss, scores, targets, fraction_trained, settings)).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
@@ -346,7 +343,7 @@ class Classify(Task):
 def batch_weights(task: Classify, batch: Batch) -> Float[Tensor, " batch"] | None:
     """Weights of images in the loss: those of their classes, times their own; None for no weights.
 
-    With `class_weights="auto"`, a class has that of `class_weights.balanced_weights`.
+    With `class_weights="auto"`, a class has that of `balanced_weights`.
 
     Args:
         task: may have weights of classes.
@@ -355,8 +352,6 @@ def batch_weights(task: Classify, batch: Batch) -> Float[Tensor, " batch"] | Non
     weights = batch.targets.get("weight")
     if task.class_weights is None:
         return weights
-    from torchcaps.tasks.class_weights import image_weights
-
     class_weights = image_weights(task.class_weights, batch.targets[task.targets[0]])
     return class_weights if weights is None else class_weights * weights
 
@@ -371,3 +366,53 @@ def is_correct(
 
     is_label = multi_hot(labels, activation.shape[1]).bool()
     return (predicted_classes(activation, labels) == is_label).all(dim=1)
+
+
+def balanced_weights(
+    labels: Shaped[Tensor, " n *classes"], num_classes: int
+) -> Float[Tensor, " classes"]:
+    """Weight of a class: `w_c = m / (C * m_c)`, the mean number of labels over its own.
+
+    There are m labels, m_c of them of class c, and C classes with labels (a class without one has
+    the weight 1). The mean of w over all labels is 1. It is scikit-learn's "balanced".
+
+    Args:
+        labels: of the training images: one class each, or 0 and 1 for each class.
+        num_classes: number of weights.
+    """
+    counts = class_counts(labels, num_classes)
+    mean_count = counts.sum() / (counts > 0).sum()
+    return torch.where(counts > 0, mean_count / widen(counts), 1.0).float()
+
+
+def image_weights(
+    class_weights: Float[Tensor, " classes"], labels: Shaped[Tensor, " batch *classes"]
+) -> Float[Tensor, " batch"]:
+    """Weight of an image: that of its class; of several classes their mean."""
+    weights = to_device(class_weights, labels.device)
+    if labels.dim() == 1:
+        return weights[labels]
+    return (weights * labels).sum(dim=1) / labels.sum(dim=1)
+
+
+def image_losses(
+    loss: Callable[..., Tensor], scores: Any, targets: Tensor, *arguments: Any
+) -> Float[Tensor, " batch"]:
+    """The loss of each image by itself: as that of a batch of this one image.
+
+    Their mean is the loss of the batch, for a loss that is a mean over images.
+
+    Args:
+        loss: takes scores, targets and the arguments; returns a mean over a batch.
+        scores: tensors `[batch, ...]` or None, which may be nested in tuples.
+        targets: `[batch, ...]`.
+        arguments: what else the loss takes.
+    """
+
+    def image_loss(image_scores: Any, target: Tensor) -> Tensor:
+        batch = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
+        return loss(*batch, *arguments)
+
+    axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
+    losses: Tensor = torch.func.vmap(image_loss, in_dims=(axes, 0))(scores, targets)
+    return losses

@@ -5,7 +5,7 @@ A task gives outputs for each image, tensors by name (`Task.eval_step`), such as
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -16,48 +16,15 @@ from torchcaps.registry import Registry
 from torchcaps.transfer import widen
 from torchcaps.words import join_names
 
-T = TypeVar("T", bound=Callable[..., Any])  # a function that is registered
+METRICS: Registry[Callable[..., Any]] = Registry("metric", needs=("activation", "labels"))
+register_metric = METRICS.register
+"""Decorator: makes a function known as a metric, which the setting `metrics` names.
 
-
-class Metric(NamedTuple):
-    """A metric that a run may ask for.
-
-    Attributes:
-        function: takes outputs of a task for all images, and returns a number.
-        needs: names of these outputs, in the order of the function's arguments.
-    """
-
-    function: Callable[..., Any]
-    needs: tuple[str, ...]
-
-
-METRICS: Registry[Metric] = Registry("metric")  # metrics by name
-
-
-def register_metric(
-    name: str | None = None,
-    *,
-    needs: Sequence[str] = ("activation", "labels"),
-    replace: bool = False,
-) -> Callable[[T], T]:
-    """Decorator: makes a function known as a metric.
-
-    It is given the outputs of `Task.eval_step` that it needs, for all images and on the CPU, and
-    returns a number. A task that does not give them leaves the metric out, and `fit` says so.
-
-    Args:
-        name: what the setting `metrics` calls it; by default the name of the function.
-        needs: names of outputs, in the order of the function's arguments.
-        replace: whether to take a name that is taken; else that is a ValueError.
-    """
-
-    def decorate(function: T) -> T:
-        METRICS.add(name or function.__name__, Metric(function, tuple(needs)), replace=replace)
-        return function
-
-    return decorate
-
-
+It is given the outputs of `Task.eval_step` that it needs, for all images and on the CPU, and
+returns a number. `needs` names these outputs in the order of its arguments, by default activations
+and labels. A task that does not give them leaves the metric out, and `fit` says so. ValueError for a
+name that is taken, unless `replace`; by default it is the name of the function.
+"""
 list_metrics = METRICS.names
 """Names of metrics."""
 
@@ -74,7 +41,8 @@ def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[s
     """
     figures = {}
     for name in names:
-        function, needs = METRICS[name]
+        function = METRICS[name]
+        needs = METRICS.fact(name, "needs")
         if outputs.keys() >= set(needs):
             figures[name] = float(function(*(outputs[key] for key in needs)))
     return figures
@@ -88,7 +56,7 @@ def missing_outputs(names: Sequence[str], outputs: Iterable[str]) -> Iterator[st
         outputs: names of what `Task.eval_step` gives.
     """
     for name in names:
-        missing = [need for need in METRICS[name].needs if need not in outputs]
+        missing = [need for need in METRICS.fact(name, "needs") if need not in outputs]
         if missing:
             yield (
                 f"the metric {name} is left out: it needs {join_names(missing)}, and there are "

@@ -189,7 +189,7 @@ class Regress(Task):
         points = evenly(torch.arange(len(true)), MAX_POINTS)
         heads, rows = evaluation.table()
         value_names = [*evaluation.per_value]
-        names = viz.names.drawable(value_names[:MAX_PANELS])
+        names = viz.canvas.drawable(value_names[:MAX_PANELS])
         drawn = slice(MAX_PANELS)
         errors = self._standardized(predicted) - self._standardized(true)
         worst = errors.square().mean(dim=1).argsort(descending=True, stable=True)[:MAX_IMAGES]

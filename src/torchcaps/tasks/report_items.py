@@ -51,7 +51,7 @@ def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> Report
             images.float_images(indices),
             evaluation.activations[indices],
             evaluation.labels[indices],
-            classes=viz.names.drawable(evaluation.classes),
+            classes=viz.canvas.drawable(evaluation.classes),
         ),
         f"{len(indices)} test images with bars for their most active classes.",
     )
@@ -75,7 +75,7 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         "Confusion matrix",
         "Rows are true classes, columns what they were taken for. The most frequent confusions are "
         "listed below it. In place of a name that cannot be drawn stands the number of the class.",
-        viz.confusion_matrix(counts, viz.names.drawable(classes)),
+        viz.confusion_matrix(counts, viz.canvas.drawable(classes)),
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
         ("True class", "Taken for", "Images", "Of the true class"),
@@ -113,7 +113,7 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         f"{MAX_ROWS} classes the least accurate are listed.",
         viz.per_class_bars(
             accuracies,
-            viz.names.drawable(evaluation.classes),
+            viz.canvas.drawable(evaluation.classes),
             [row["count"] for row in per_class],
         ),
         "A bar for the accuracy of each class.",
@@ -161,7 +161,7 @@ def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
             outputs.images,
             images.labels[indices].cpu(),
             predictions=outputs.predictions,
-            classes=viz.names.drawable(images.classes),
+            classes=viz.canvas.drawable(images.classes),
         ),
         f"{len(indices)} test images above what the decoder draws of them.",
     )
@@ -184,7 +184,7 @@ def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
             labels,
             selected=segments.selected,
             lengths=segments.lengths,
-            classes=viz.names.drawable(images.classes),
+            classes=viz.canvas.drawable(images.classes),
         ),
         f"{len(indices)} images of two overlapping classes, and what the decoder draws of each "
         "class alone.",

@@ -196,7 +196,7 @@ class Segment(Task):
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open."""
-        weights = {"class_weights": "auto"} if "class_weights" in LOSSES.reads(loss) else {}
+        weights = {"class_weights": "auto"} if "class_weights" in LOSSES.fact(loss) else {}
         drawing = {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS} if spec.decoder else {}
         return weights | drawing
 

@@ -134,7 +134,7 @@ class Tree(Classify):
         settings = super().default_settings(model, spec, loss)
         if spec.task == cls.name:
             settings.pop("reconstruction", None)
-        if loss != DYNAMIC and "label_smoothing" in LOSSES.reads(loss):
+        if loss != DYNAMIC and "label_smoothing" in LOSSES.fact(loss):
             settings["label_smoothing"] = 0.0
         return settings
 
@@ -167,7 +167,7 @@ class Tree(Classify):
     def _predict_levels(self, images: Tensor) -> tuple[list[Tensor], Paths]:
         """Activations `[batch, classes]` of every level, and its most active classes."""
         activations = [capsules.activation for capsules in self.model.levels(images)]
-        return activations, torch.stack([each.argmax(dim=1) for each in activations], dim=1)
+        return activations, torch.stack([level.argmax(dim=1) for level in activations], dim=1)
 
     def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Weights of the levels in this step; see `level_weights`.
@@ -326,7 +326,7 @@ def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
                 f"level-{level}",
                 f"Groups of level {level}",
                 "Rows are true groups, columns what they were taken for.",
-                viz.confusion_matrix(counts, viz.names.drawable(names)),
+                viz.confusion_matrix(counts, viz.canvas.drawable(names)),
                 f"Confusion matrix of {size} groups.",
             )
         )

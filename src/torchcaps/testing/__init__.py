@@ -5,11 +5,6 @@ check_router(my_router)
 check_module(my_layer, random_capsules(3, 6, 4))
 """
 
-from torchcaps.registry import load_name, stub_names
+from torchcaps.registry import lazy_names
 
-_MODULES = stub_names(__file__)
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    return load_name(__name__, _MODULES, name)
+__all__, __getattr__ = lazy_names(__name__, __file__)

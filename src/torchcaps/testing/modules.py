@@ -53,10 +53,8 @@ def check_module(module: nn.Module, inputs: Inputs, *, unused: Collection[str] =
         >>> from torchcaps.testing import check_module, random_capsules
         >>> check_module(CapsuleLinear(6, 4, 5, 3), random_capsules(3, 6, 4))
     """
-    check_module_rows(module, inputs)
-    check_module_copies(module, inputs)
-    check_module_zeros(module, inputs)
-    check_module_precision(module, inputs)
+    for check in OUTCOME_CHECKS:
+        check(module, inputs)
     check_module_parameters(module, inputs, unused=unused)
 
 
@@ -187,3 +185,13 @@ def check_module_gradients(module: nn.Module, inputs: Inputs) -> None:
     make_argument = Capsules if isinstance(inputs, Capsules) else Tensor.clone
     tensors = tuple(named_tensors(inputs).values())
     assert_gradients(copy.deepcopy(module).eval(), tensors, make_argument)
+
+
+# Of the outcome of a call; the others are of its gradients.
+OUTCOME_CHECKS = (
+    check_module_rows,
+    check_module_copies,
+    check_module_zeros,
+    check_module_precision,
+)
+MODULE_CHECKS = (*OUTCOME_CHECKS, check_module_parameters, check_module_gradients)

@@ -9,26 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.nn.routers import Router
-from torchcaps.testing.modules import (
-    check_module_copies,
-    check_module_gradients,
-    check_module_parameters,
-    check_module_precision,
-    check_module_rows,
-    check_module_zeros,
-)
+from torchcaps.testing.modules import MODULE_CHECKS
 from torchcaps.testing.properties import ROUTER_CHECKS
 from torchcaps.testing.random import random_capsules
 from torchcaps.types import Capsules
-
-MODULE_CHECKS = (
-    check_module_rows,
-    check_module_copies,
-    check_module_zeros,
-    check_module_precision,
-    check_module_parameters,
-    check_module_gradients,
-)
 
 
 class _Layer(nn.Module):
@@ -77,7 +61,7 @@ def check_any(target: Any, children: int = 6, dim: int = 8, **options: Any) -> d
     else:
         for rule in ROUTER_CHECKS:
             checks[_first_line(rule)] = partial(rule, target, **options)
-    return {about: _problem(check) for about, check in checks.items()}
+    return {title: _problem(check) for title, check in checks.items()}
 
 
 def _takes_capsules(layer: nn.Module, inputs: Capsules) -> bool:

@@ -5,8 +5,6 @@ the sum of its couplings, whether children and parents are permutation equivaria
 at random. Each check raises PropertyError, an AssertionError, that says what does not hold.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

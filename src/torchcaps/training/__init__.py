@@ -3,11 +3,6 @@
 Names are loaded when first used, so that a training imports no more than it needs.
 """
 
-from torchcaps.registry import load_name, stub_names
+from torchcaps.registry import lazy_names
 
-_MODULES = stub_names(__file__)
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    return load_name(__name__, _MODULES, name)
+__all__, __getattr__ = lazy_names(__name__, __file__)

@@ -1,7 +1,5 @@
 """Training by names, which leaves a run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

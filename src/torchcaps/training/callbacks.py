@@ -146,12 +146,8 @@ class SecondStart(Callback):
         if state.lr_scale < 1 or state.step > trainer.probe_step:
             self.weights = {}
         is_newest = losses["step"] == state.step
-        if self.weights and is_newest and state.step in (1, trainer.probe_step):
-            self._probe(trainer)
-
-    def _probe(self, trainer: Trainer) -> None:
-        """Look at the newest step, and start again where the network does not learn."""
-        state = trainer.state
+        if not (self.weights and is_newest and state.step in (1, trainer.probe_step)):
+            return
         # `cat` joins the samples of all ranks.
         ranks = current()
         samples = {name: ranks.cat(x.detach()) for name, x in trainer.losses.items() if x.dim()}

@@ -496,7 +496,7 @@ def find_builder(path: Path, name: str) -> Builder:
     """
     module, _, function = name.partition(SEPARATOR)
     names = plugins.imported()  # of modules and files
-    imported = [Path(each).stem if each.endswith(".py") else each for each in names]
+    imported = [Path(name).stem if name.endswith(".py") else name for name in names]
     is_private = any(part.startswith("_") for part in function.split("."))
     if module in imported and not is_private:
         builder = _find(module, function)

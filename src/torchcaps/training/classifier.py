@@ -1,7 +1,5 @@
 """Capsule networks as an estimator of scikit-learn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -15,7 +13,7 @@ from torchcaps import models
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation.forward import image_activations
+from torchcaps.evaluation.base import image_activations
 from torchcaps.models._pretrained import DEFAULT_MODEL
 from torchcaps.training.callbacks import Callback, copy_state
 from torchcaps.training.fitting import fit

@@ -5,8 +5,6 @@ that says whether its features are there. It belongs to one backbone and one set
 checksum: runs with other heads share it, and one that was stopped computes only what is missing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Training a model in place on what the caller has."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.tasks._base import first_batch
 from torchcaps.training.callbacks import (
+    CALLBACKS,
     BestWeights,
     Callback,
     EarlyEnd,
@@ -138,9 +137,8 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
-        facts = dict(task.target_facts)
-        if facts != model_metadata(network).targets:
-            set_model_metadata(network, replace(model_metadata(network), targets=facts))
+        metadata = replace(model_metadata(network), targets=dict(task.target_facts))
+        set_model_metadata(network, metadata)
         if transform is not None:
             _add_transform(task, transform)
         sentences = list(_model_notes(model, task, val_images, verbose))
@@ -152,8 +150,11 @@ def fit(
             from torchcaps.training.loaders import LoaderBatches
 
             batches = LoaderBatches(data, images, task, config)
-        bars = [ProgressBar()] if verbose else []
-        watchers = [SecondStart(), *watchers, BestWeights(), EarlyEnd(), *bars]
+        if config.training.log:
+            from torchcaps.training import logs as logs  # registers them
+        late = [BestWeights(), EarlyEnd(), *([ProgressBar()] if verbose else [])]
+        late += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
+        watchers = [SecondStart(), *watchers, *late]
         trainer = Trainer(task, config, batches, val_images, watchers)
         summary = training_summary(task, config, images.name, (len(images), len(val_images)))
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
@@ -167,18 +168,19 @@ def fit(
 
 def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     """What a model was trained for, for `predict`, `evaluate` and `save`."""
-    from torchcaps.training.calibration import calibration_of, preprocessing
-
     task = trainer.task
+    calibration = training.calibration
     network = find_network(model)
     img_size = network.img_size if "size" in images.targets else images.img_size
     metadata = replace(
         model_metadata(network),
         classes=images.classes if task.labeled else (),
-        preprocess=replace(preprocessing(images, trainer.config.data.crop), img_size=img_size),
+        preprocess=replace(
+            calibration.preprocessing(images, trainer.config.data.crop), img_size=img_size
+        ),
         task=task.name,
         spec=task.spec,
-        calibration=trainer.calibration or calibration_of(task, trainer.val_images),
+        calibration=trainer.calibration or calibration.calibration_of(task, trainer.val_images),
     )
     set_model_metadata(model, metadata)
 

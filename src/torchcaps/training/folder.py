@@ -1,7 +1,5 @@
 """The folder of a run, held by the process that trains in it: made or resumed, and written to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,8 +18,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback
 from torchcaps.training.checkpoint import describe
-from torchcaps.training.device import check_threads
-from torchcaps.training.environment import environment
+from torchcaps.training.device import check_threads, environment
 from torchcaps.training.files import (
     CALIBRATION_FILE,
     FORMAT,
@@ -274,8 +271,16 @@ def hold(run: Run, config: TrainConfig, is_new: bool = True) -> Iterator[None]:
                 write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
             yield
         except Exception:
-            if is_new:
-                _discard_empty(run)
+            checkpoints = (run.model_path, run.checkpoint_path, run.previous_checkpoint_path)
+            if is_new and not any(map(Path.exists, checkpoints)):
+                # What the run wrote goes; other files stay, and the folder with them.
+                with suppress(OSError):
+                    run.initial_path.unlink(missing_ok=True)
+                    for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+                        (run.path / name).unlink(missing_ok=True)
+                    run.checkpoint_path.parent.rmdir()
+                    (run.path / LOCK_FILE).unlink(missing_ok=True)
+                    run.path.rmdir()
             raise
 
 
@@ -292,20 +297,6 @@ def _check_empty(run: Run) -> None:
     for file in obstacles:
         if file.exists():
             raise RunError(f"{file}: is in the way, and no part of a run; name another --output")
-
-
-def _discard_empty(run: Run) -> None:
-    """Remove what a run without model and checkpoint wrote; other files stay, and the folder."""
-    checkpoints = (run.model_path, run.checkpoint_path, run.previous_checkpoint_path)
-    if any(map(Path.exists, checkpoints)):
-        return
-    with suppress(OSError):  # such as a folder that holds something else
-        run.initial_path.unlink(missing_ok=True)
-        for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE):
-            (run.path / name).unlink(missing_ok=True)
-        run.checkpoint_path.parent.rmdir()
-        (run.path / LOCK_FILE).unlink(missing_ok=True)
-        run.path.rmdir()
 
 
 def append_metrics(run: Run, row: Row) -> None:
@@ -350,7 +341,10 @@ def save_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> None:
     """
     updater = trainer.updater
     check_finite(trainer.model, run.checkpoint_path)
-    tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
+    weights = trainer.model.state_dict()
+    if updater.average is not None and updater.average.trained:  # the model has the averaged ones
+        weights = updater.average.trained
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
     if updater.average is not None:
         tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
     for index, entries in updater.optimizer.state_dict()["state"].items():
@@ -382,7 +376,18 @@ def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> Train
             faults.append(str(error))
             continue
         try:
-            _check_fingerprint(file, description["fingerprint"], fingerprint)
+            saved = description["fingerprint"]
+            expected = json.loads(json.dumps(fingerprint))
+            *extensions, last_extension = expected.get("extended_at") or [None]
+            if saved.get("extended_at") == extensions and saved.get("epochs") == last_extension:
+                # The end of a training that goes on.
+                expected |= {"epochs": last_extension, "extended_at": extensions}
+            for name, value in expected.items():
+                if saved.get(name) != value:
+                    raise RunError(
+                        f"{file}: {name} was {saved.get(name)} when the run was stopped, and is "
+                        f"{value} now"
+                    )
             state = TrainingState(**description["state"])
             state.check(trainer.total_steps)
             _restore(tensors, trainer.updater)
@@ -400,20 +405,6 @@ def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> Train
     if faults:
         raise RunError("; ".join(faults))
     return TrainingState()
-
-
-def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise RunError for the first entry of the fingerprint that differs from the saved one."""
-    current = json.loads(json.dumps(current))
-    *extensions, last_extension = current.get("extended_at") or [None]
-    if saved.get("extended_at") == extensions and saved.get("epochs") == last_extension:
-        # The end of a training that goes on.
-        current |= {"epochs": last_extension, "extended_at": extensions}
-    for name, value in current.items():
-        if saved.get(name) != value:
-            raise RunError(
-                f"{path}: {name} was {saved.get(name)} when the run was stopped, and is {value} now"
-            )
 
 
 def _restore(tensors: dict[str, Tensor], updater: Updater) -> None:

@@ -59,6 +59,18 @@ class StepGraph:
         self.form: list[Any] = []
         self.graph: Any = None
 
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """While open, the GPU works on a stream of its own: the default one cannot be captured."""
+        outer = torch.cuda.current_stream(self.device)
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            outer.wait_stream(stream)
+
     def step(self, item: Any, numbers: Sequence[float]) -> Tensor:
         """Take a step.
 
@@ -182,19 +194,3 @@ def divide(memory: Tensor, sizes: Sequence[int], like: Sequence[Tensor]) -> list
         part = part[: tensor.nbytes].view(tensor.dtype)
         parts.append(part.as_strided(tensor.shape, tensor.stride()))
     return parts
-
-
-@contextmanager
-def side_stream(device: torch.device) -> Iterator[None]:
-    """While open, a GPU works on a stream of its own: the default one cannot be captured."""
-    if device.type != "cuda":
-        yield
-        return
-    outer = torch.cuda.current_stream(device)
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(outer)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        outer.wait_stream(stream)

@@ -59,7 +59,13 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
             for key in model.state_dict()
             if key.endswith(".num_batches_tracked")
         }
-        state |= _build_state(layout, sizes, list(tensors.values()))
+        parts: dict[str, list[Tensor]] = {}
+        for entry, tensor in zip(layout.entries, tensors.values(), strict=True):
+            parts.setdefault(entry.target, []).append(_rearrange(tensor, entry.turn, sizes))
+        for target, members in parts.items():
+            # Of several convolutions, each makes one dimension of every type's capsule.
+            is_stacked = len(members) > 1
+            state[target] = torch.stack(members, dim=1).flatten(0, 1) if is_stacked else members[0]
         check_fit(state, model)
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:
@@ -120,18 +126,6 @@ def _match(layout: Layout, tensors: dict[str, Tensor]) -> Sizes:
             raise ValueError(f"{name}: expected {expected}, got {list(tensor.shape)}")
         sizes |= zip(entry.axes, tensor.shape, strict=True)
     return sizes
-
-
-def _build_state(layout: Layout, sizes: Sizes, tensors: list[Tensor]) -> dict[str, Tensor]:
-    """The state of our model."""
-    parts: dict[str, list[Tensor]] = {}
-    for entry, tensor in zip(layout.entries, tensors, strict=True):
-        parts.setdefault(entry.target, []).append(_rearrange(tensor, entry.turn, sizes))
-    # Of several convolutions, each makes one dimension of every type's capsule.
-    return {
-        target: torch.stack(tensors, dim=1).flatten(0, 1) if len(tensors) > 1 else tensors[0]
-        for target, tensors in parts.items()
-    }
 
 
 def _rearrange(x: Tensor, turn: str, sizes: Sizes) -> Tensor:

@@ -1,12 +1,10 @@
 """Begin a training with the weights of another one: the setting `init`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
@@ -52,7 +50,15 @@ class InitialWeights:
         if copy is not None and copy.exists():
             self.tensors = load_tensors(copy)[0]
         else:
-            self.tensors = _read_weights(source, classes)
+            path = Path(source)
+            if not path.exists() and source in list_models(pretrained=True):
+                path = weights_file(source)
+            self.tensors, description = load_tensors(model_file(path))
+            if "model" not in description:
+                raise ArgumentError("init", f"expected a run or a model file, got {source}")
+            if description.get("classes") != list(classes):
+                for name in _class_weights(description):
+                    del self.tensors[name]
         network = find_network(model)
         module = unwrap(network)
         if isinstance(network, WrappedNetwork):
@@ -79,20 +85,6 @@ class InitialWeights:
         """Keep the weights with the run. Raises TrainingError where that cannot be done."""
         if self.copy is not None and not self.copy.exists():
             save_tensors(self.copy, self.tensors, {"init": self.source})
-
-
-def _read_weights(source: str, classes: tuple[str, ...]) -> dict[str, Tensor]:
-    """The weights of a source that do not depend on its classes, unless these are the same."""
-    path = Path(source)
-    if not path.exists() and source in list_models(pretrained=True):
-        path = weights_file(source)
-    tensors, description = load_tensors(model_file(path))
-    if "model" not in description:
-        raise ArgumentError("init", f"expected a run or a model file, got {source}")
-    if description.get("classes") != list(classes):
-        for name in _class_weights(description):
-            del tensors[name]
-    return tensors
 
 
 def _class_weights(description: dict[str, Any]) -> list[str]:

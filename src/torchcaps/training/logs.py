@@ -5,7 +5,6 @@ They are written beside `metrics.jsonl`, by the first process, with the clients 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,19 +62,15 @@ class Log(Callback):
         if self.is_open:
             self.close()
 
-    @abstractmethod
     def open(self, trainer: Trainer) -> None:
         """Begin, or go on where a run is resumed."""
 
-    @abstractmethod
     def write(self, figures: dict[str, float], step: int) -> None:
         """Keep figures by name, of a step."""
 
-    @abstractmethod
     def draw(self, picture: Tensor, step: int) -> None:
         """Keep a picture `[channels, height, width]` in [0, 1], of a step."""
 
-    @abstractmethod
     def close(self) -> None:
         """Write what is left."""
 
@@ -154,8 +149,8 @@ def drawings(trainer: Trainer) -> Tensor | None:
     count = min(NUM_DRAWINGS, len(trainer.val_images))
     images = trainer.val_images.float_images(range(count)).to(device_of(model))
     with evaluating(model):
-        drawn: Tensor = network.reconstruct(network.capsules(images))
-    if drawn.shape != images.shape:
+        drawings: Tensor = network.reconstruct(network.capsules(images))
+    if drawings.shape != images.shape:
         return None
-    rows = torch.stack([images, drawn.clamp(0, 1)])  # [2, n, channels, height, width]
+    rows = torch.stack([images, drawings.clamp(0, 1)])  # [2, n, channels, height, width]
     return rows.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2).float().cpu()

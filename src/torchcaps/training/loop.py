@@ -14,12 +14,10 @@ Every random choice of a step comes from (seed, step) or (seed, epoch) alone (`s
 checkpoint needs no state of random generators, and a run that was killed continues bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,20 +25,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
-from torchcaps.settings import TrainConfig, TrainingSettings
+from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
-from torchcaps.training.callbacks import CALLBACKS, Callback
-from torchcaps.training.device import arithmetic, memory_errors, resolve_precision
-from torchcaps.training.graph import StepGraph, side_stream
+from torchcaps.training.callbacks import Callback
+from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.sampling import DatasetBatches, Rows
 from torchcaps.training.schedules import learning_rate_factor, learning_rates, part_ends
 from torchcaps.training.update import Updater
-from torchcaps.transfer import device_of, tape
+from torchcaps.transfer import tape
 
 LOG_INTERVAL = 20  # steps after which losses are read at the latest
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -96,24 +92,20 @@ class Trainer:
         config: complete.
         batches: the images of each step.
         val_images: images to choose the best epoch by.
-        callbacks: what is told of the training; those that the configuration names come last.
+        callbacks: what is told of the training.
 
     Attributes:
-        model: of the task.
-        updater: changes the weights.
+        model, updater: of the task, and what changes its weights.
         state: where the training stands; a callback may restore it in `on_start`.
-        losses: of this rank in the newest step, as `Task.training_step` returned them.
-        loss_names: names of those without axes.
-        graph: takes steps without the host, where it can.
+        losses, loss_names: of this rank in the newest step; names of those without axes.
+        graph: takes steps of a GPU without the host, where it can.
         history, notes: rows of the epochs of this process, and of events such as a second start.
         messages: sentences for whoever watches.
         calibration: of the best model on the held-out images, where a callback has made it.
         checkpoint: file of the newest state, where there is one.
-        is_stopped: whether the training was asked to stop; see `stop`.
-        is_finished: whether it ends before its last epoch, by a rule of its own.
+        is_stopped, is_finished: whether it ends after this step, by `stop` or by a rule.
         error: that ended it.
-        steps_per_epoch, total_steps: numbers of steps.
-        planned_steps: steps of the first plan, before epochs were added to a finished training.
+        steps_per_epoch, total_steps, planned_steps: numbers of steps; the last without added epochs.
         probe_step: number of steps after which a second start is decided.
     """
 
@@ -130,16 +122,19 @@ class Trainer:
         self.config = config
         self.batches = batches
         self.val_images = val_images
-        self.callbacks = [*callbacks, *named_callbacks(config.training)]
+        self.callbacks = callbacks
         self.ranks = current()
         self.steps_per_epoch = batches.steps(0)
         self.total_steps = config.training.epochs * self.steps_per_epoch
         self.planned_steps = part_ends(config, self.total_steps)[0]
         self.probe_step = min(PROBE_STEP, self.planned_steps // 2)
-        order_convolutions(task, config.training.precision)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-        self.reads_each_step = reads_each_step(self.updater, self.callbacks)
+        device = self.updater.device
+        # A number that the host reads makes it wait for a GPU.
+        prompt = [callback for callback in callbacks if not callback.is_late]
+        has_prompt = any(type(watcher).on_step is not Callback.on_step for watcher in prompt)
+        self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or has_prompt
         self._queue = LossQueue()
         self.state = TrainingState()
         self.losses: dict[str, Tensor] = {}
@@ -152,7 +147,11 @@ class Trainer:
         self.is_stopped = False
         self.is_finished = False
         self.error: BaseException | None = None
-        self.graph = StepGraph(self)
+        self.graph: Any = None
+        if device.type == "cuda" or config.training.graph == "yes":
+            from torchcaps.training.graph import StepGraph
+
+            self.graph = StepGraph(self)
 
     def run(self) -> None:
         """Train from the state that a callback restores, or the start, to the last step.
@@ -165,7 +164,7 @@ class Trainer:
             with (
                 memory_errors(settings.batch_size or 1),
                 arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
-                side_stream(self.updater.device),
+                self.graph.stream() if self.graph else nullcontext(),
             ):
                 for callback in self.callbacks:
                     started.append(callback)
@@ -205,7 +204,8 @@ class Trainer:
         """
         self.model.load_state_dict(weights)
         self.updater.reset()
-        self.graph.reset()
+        if self.graph:
+            self.graph.reset()
         self.history.clear()
         self.state = TrainingState(lr_scale=lr_scale, restart=reason)
         self.note(reason)
@@ -221,13 +221,14 @@ class Trainer:
             num_samples += self.ranks.shard_size(len(item.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
             if self.reads_each_step or is_epoch_end or is_due(self):
-                self._report()
+                self._queue.report(self)
             if self.state is not state:
                 return
             if is_epoch_end:
-                end_epoch(self, num_samples, time.perf_counter() - start)
+                with self.updater.averaged():
+                    end_epoch(self, num_samples, time.perf_counter() - start)
             elif self._is_over():
-                self._report()
+                self._queue.report(self)
                 return
 
     def _is_over(self) -> bool:
@@ -243,13 +244,15 @@ class Trainer:
         """
         state = self.state
         updater = self.updater
-        rates = step_rates(self)
+        restarts = self.task.lr_restarts
+        factor = learning_rate_factor(self.config, state.step, self.total_steps, restarts)
+        rates = learning_rates(updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
         self.seed()
-        by_graph = not self.graph.reason  # which also takes the warm-up steps, and updates weights
-        if by_graph:
-            means = self.graph.step(item, [fraction_trained, share, *rates])
+        graph = self.graph if self.graph and not self.graph.reason else None
+        if graph:  # which also takes the warm-up steps, and updates weights
+            means = graph.step(item, [fraction_trained, share, *rates])
         else:
             means = self.compute_gradients(item, fraction_trained)
         num_samples = self.ranks.shard_size(len(item.indices))
@@ -258,7 +261,7 @@ class Trainer:
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._queue.add_to_sums(self)
         state.step += 1
-        if not by_graph:
+        if graph is None:
             updater.update(rates, share)
 
     def seed(self) -> None:
@@ -282,12 +285,6 @@ class Trainer:
         self.loss_names = [name for name, loss in self.losses.items() if loss.dim() == 0]
         return torch.stack([self.losses[name] for name in self.loss_names])
 
-    def _report(self) -> None:
-        """Tell the callbacks of the steps since the last call."""
-        for losses in self._queue.read(self):
-            for callback in self.callbacks:
-                callback.on_step(self, losses)
-
 
 class LossQueue:
     """Losses of steps that the callbacks have not been told of. On a GPU they wait there unread.
@@ -295,7 +292,7 @@ class LossQueue:
     Attributes:
         steps: of each step its number, counted from 0, learning rate, samples of this rank, names
             and means of the losses.
-        rows: losses that were read, a row a step.
+        rows: losses that were read and not told yet, a row a step.
     """
 
     def __init__(self) -> None:
@@ -323,11 +320,13 @@ class LossQueue:
             self.rows.append(row | {"lr": lr})
         self.steps.clear()
 
-    def read(self, trainer: Trainer) -> Iterator[dict[str, float]]:
-        """The rows since the last call; see `add_to_sums`."""
+    def report(self, trainer: Trainer) -> None:
+        """Tell the callbacks of the steps since the last call."""
         self.add_to_sums(trainer)
-        while self.rows:
-            yield self.rows.pop(0)
+        for losses in self.rows:
+            for callback in trainer.callbacks:
+                callback.on_step(trainer, losses)
+        self.rows.clear()
 
 
 def is_due(trainer: Trainer) -> bool:
@@ -337,54 +336,8 @@ def is_due(trainer: Trainer) -> bool:
     return step in (1, trainer.probe_step) or any(step % every == 0 for every in intervals)
 
 
-def step_rates(trainer: Trainer) -> list[float]:
-    """The learning rate of each group of parameters in the next step."""
-    state = trainer.state
-    factor = learning_rate_factor(
-        trainer.config, state.step, trainer.total_steps, trainer.task.lr_restarts
-    )
-    return learning_rates(trainer.updater.optimizer, factor, state.lr_scale)
-
-
-def order_convolutions(task: Task, precision: str) -> None:
-    """Put weights of convolutions in channels-last order, where that is no slower.
-
-    Args:
-        task: whose model is on its device.
-        precision: a setting.
-    """
-    device = device_of(task.model)
-    # cuDNN convolves in IEEE float32 a third slower in that order.
-    if device.type != "cuda" or resolve_precision(precision, device) != "fp32":
-        # Not .to(memory_format=...), which would change capsule weights of four axes too.
-        convert_conv2d_weight_memory_format(task, torch.channels_last)
-
-
-def reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
-    """Whether the losses of each step are read before the next one.
-
-    A GPU works on steps after the host has left them, and a number that the host reads makes it
-    wait. So losses stay there for some steps, unless a callback wants them at once.
-    """
-    if updater.device.type == "cpu" or updater.ranks.world_size > 1:
-        return True
-    return any(
-        not callback.is_late and type(callback).on_step is not Callback.on_step
-        for callback in callbacks
-    )
-
-
 def end_epoch(trainer: Trainer, num_samples: int, seconds: float) -> None:
-    """Make the row of an epoch, and tell the callbacks of it; arguments as of `epoch_row`."""
-    with trainer.updater.averaged():
-        row = epoch_row(trainer, num_samples, seconds)
-        trainer.history.append(row)
-        for callback in trainer.callbacks:
-            callback.on_epoch(trainer, row)
-
-
-def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
-    """The row of an epoch that is done. Its sums of losses begin anew.
+    """Make the row of an epoch, and tell the callbacks of it. Its sums of losses begin anew.
 
     The model has the averaged weights here, where there is an average.
 
@@ -439,18 +392,9 @@ def epoch_row(trainer: Trainer, num_samples: int, seconds: float) -> Row:
     if state.restart:
         row["restart"] = state.restart
     state.sums = {}
-    return row
-
-
-def named_callbacks(settings: TrainingSettings) -> list[Callback]:
-    """New callbacks of the settings `callbacks` and `log`.
-
-    Args:
-        settings: of a training.
-    """
-    if settings.log:
-        from torchcaps.training import logs as logs  # registers them
-    return [CALLBACKS[name]() for name in (*settings.callbacks, *settings.log)]
+    trainer.history.append(row)
+    for callback in trainer.callbacks:
+        callback.on_epoch(trainer, row)
 
 
 def check_number(number: float, name: str, step: int, checkpoint: Path | None) -> None:

@@ -79,38 +79,23 @@ def _build(
     parameters: NamedParameters,
     lr: float,
     settings: OptimizerSettings,
-    **defaults: Any,
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, in one kernel where there is one."""
     weights = [*dict(parameters).values()]
-    is_fused = all(weight.device.type in ("cpu", "cuda") for weight in weights)
-    options = {"fused": is_fused, "weight_decay": settings.weight_decay, **defaults}
+    devices = {weight.device.type for weight in weights}
+    options: dict[str, Any] = {"fused": devices <= {"cpu", "cuda"}}
+    options["weight_decay"] = settings.weight_decay
+    if optimizer is torch.optim.SGD:
+        options |= {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}
+    else:  # it counts its steps where the parameters are
+        options["capturable"] = weights[0].device.type == "cuda"
     return optimizer(weights, lr, **(options | settings.options))
 
 
-def _build_adam(
-    optimizer: Callable[..., torch.optim.Optimizer],
-    parameters: NamedParameters,
-    lr: float,
-    settings: OptimizerSettings,
-) -> torch.optim.Optimizer:
-    """An optimizer that counts its steps where the parameters are."""
-    is_on_gpu = parameters[0][1].device.type == "cuda"
-    return _build(optimizer, parameters, lr, settings, capturable=is_on_gpu)
-
-
 # Adam (arXiv 1412.6980), and Adam with decoupled weight decay (arXiv 1711.05101).
-OPTIMIZERS.add("adam", partial(_build_adam, torch.optim.Adam))
-OPTIMIZERS.add("adamw", partial(_build_adam, torch.optim.AdamW))
-
-
-@register_optimizer("sgd", reads=("momentum", "nesterov"))
-def sgd(
-    parameters: NamedParameters, lr: float, settings: OptimizerSettings
-) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with the settings `momentum` and `nesterov`."""
-    options = {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}
-    return _build(torch.optim.SGD, parameters, lr, settings, **options)
+OPTIMIZERS.add("adam", partial(_build, torch.optim.Adam))
+OPTIMIZERS.add("adamw", partial(_build, torch.optim.AdamW))
+OPTIMIZERS.add("sgd", partial(_build, torch.optim.SGD), reads=("momentum", "nesterov"))
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Parameter]:

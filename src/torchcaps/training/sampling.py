@@ -183,25 +183,20 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
     return int.from_bytes(digest, "big")
 
 
-def outside_fold(images: Dataset, config: TrainConfig) -> Dataset:
-    """The training images of a run: all but those of its fold, or all where it has none."""
-    if config.data.folds is None and config.data.fold is None:
-        return images
-    return images.subset((~_is_in_fold(images, config)).nonzero().flatten())
+def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dataset:
+    """The training images of the fold of a run, which it is tested on, or all others.
 
-
-def inside_fold(images: Dataset, config: TrainConfig) -> Dataset:
-    """Of all training images those of the fold of a run, which it is tested on."""
-    return images.subset(_is_in_fold(images, config).nonzero().flatten())
-
-
-def _is_in_fold(images: Dataset, config: TrainConfig) -> Tensor:
-    """Whether each image is in the fold that the settings name.
+    Args:
+        images: all training images. A run without folds trains on all of them.
+        config: of the run.
+        is_tested: whether those of the fold are taken.
 
     Raises:
         ArgumentError: only one of the settings is there, or there is no such fold.
     """
     settings = config.data
+    if not is_tested and settings.folds is None and settings.fold is None:
+        return images
     if settings.folds is None or settings.fold is None:
         raise ArgumentError(
             "fold",
@@ -212,7 +207,8 @@ def _is_in_fold(images: Dataset, config: TrainConfig) -> Tensor:
     folds = stratified_folds(
         first_labels(images.labels), settings.folds, config.training.seed, groups=images.groups
     )
-    return folds == settings.fold - 1
+    is_in_fold = folds == settings.fold - 1
+    return images.subset((is_in_fold == is_tested).nonzero().flatten())
 
 
 def load_images(config: TrainConfig, split: str) -> Dataset:
@@ -294,9 +290,8 @@ def split(
     seed = config.training.seed
     train_images, val_images = images, official_val
     if val_images is None:
-        train_images, val_images = outside_fold(images, config).train_val_split(
-            holdout_amount(config), seed
-        )
+        train_images = select_fold(images, config, is_tested=False)
+        train_images, val_images = train_images.train_val_split(holdout_amount(config), seed)
     if config.data.per_class is not None:
         rows = few_labels(train_images.labels, config.data.per_class, seed)
         train_images = train_images.subset(rows)

@@ -5,7 +5,6 @@ Add a schedule here, or anywhere with `register_schedule`; the setting `schedule
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -19,49 +18,25 @@ WARMUP_SHARE = 0.05
 MIN_WARMUP_STEPS = 40
 
 # (step from 0, total steps, configuration of the run) -> factor of the peak learning rate
-ScheduleFunction = Callable[[int, int, TrainConfig], float]
-
-
-class Schedule(NamedTuple):
-    """A schedule, and whether it starts anew where the task restarts the learning rate."""
-
-    factor: ScheduleFunction
-    restarts: bool
+Schedule = Callable[[int, int, TrainConfig], float]
 
 
 SCHEDULES: Registry[Schedule] = CHOICES["schedule"]
+register_schedule = SCHEDULES.register
+"""Decorator that registers a schedule for the setting `schedule`.
 
+The function is given the step from 0, the number of steps, and the complete configuration; it
+returns the factor by which the peak learning rate is multiplied. `restarts` says whether it starts
+anew in each stage of a task that has several (`Task.lr_restarts`), as it does by default; the steps
+it is given are then those of the stage. `reads` names those of the settings `milestones` and
+`decay` that it reads; a run that gives another one of them is refused. ValueError for a name that
+is taken, unless `replace`.
 
-def register_schedule(
-    name: str, *, restarts: bool = True, reads: Iterable[str] = (), replace: bool = False
-) -> Callable[[ScheduleFunction], ScheduleFunction]:
-    """Decorator that registers a schedule for the setting `schedule`.
-
-    The function is given the step from 0, the number of steps, and the complete configuration; it
-    returns the factor by which the peak learning rate is multiplied.
-
-    Args:
-        name: of the schedule; ValueError for one that is taken, unless `replace`.
-        restarts: whether it starts anew in each stage of a task that has several
-            (`Task.lr_restarts`). The steps it is given are then those of the stage.
-        reads: those of the settings `milestones` and `decay` that it reads. A run that gives
-            another one of them is refused.
-        replace: allow a name that is taken.
-
-    Returns:
-        The decorator, which returns the function as it is.
-
-    Example:
-        >>> @register_schedule("linear")
-        ... def linear(step, total_steps, config):
-        ...     return 1 - step / total_steps
-    """
-
-    def decorate(factor: ScheduleFunction) -> ScheduleFunction:
-        SCHEDULES.add(name, Schedule(factor, restarts), reads=reads, replace=replace)
-        return factor
-
-    return decorate
+Example:
+    >>> @register_schedule("linear")
+    ... def linear(step, total_steps, config):
+    ...     return 1 - step / total_steps
+"""
 
 
 def learning_rate_factor(
@@ -91,9 +66,10 @@ def learning_rate_factor(
     if len(ends) > 1:
         config = config.updated(epochs=config.training.extended_at[0])
 
-    schedule = SCHEDULES[config.schedule.name or "warmup_cosine"]
-    if not schedule.restarts:
-        return schedule.factor(step, total_steps, config)
+    name = config.schedule.name or "warmup_cosine"
+    schedule = SCHEDULES[name]
+    if not SCHEDULES.fact(name, "restarts"):
+        return schedule(step, total_steps, config)
     # The stage of the training that this step is in.
     end = total_steps
     for share in lr_restarts:
@@ -102,7 +78,7 @@ def learning_rate_factor(
             start = max(start, bound)
         else:
             end = min(end, bound)
-    return schedule.factor(step - start, end - start, config)
+    return schedule(step - start, end - start, config)
 
 
 def part_ends(config: TrainConfig, total_steps: int) -> list[int]:

@@ -4,8 +4,6 @@ Random numbers of a step are drawn on the CPU, changed there, and sent to a GPU 
 records these operations of torch, and nothing of the code that asked for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

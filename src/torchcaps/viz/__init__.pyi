@@ -9,8 +9,6 @@ from torchcaps.viz.lines import (
     affine_curves as affine_curves,
     curves as curves,
     overlaid_curves as overlaid_curves,
-)
-from torchcaps.viz.points import (
     point_sets as point_sets,
     predicted_transformations as predicted_transformations,
     ranked_accuracies as ranked_accuracies,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import PowerNorm
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.viz.canvas import (
@@ -19,11 +19,16 @@ from torchcaps.viz.canvas import (
     TEXT,
     Axes,
     Figure,
+    Floats,
+    Names,
+    class_indices,
     new_figure,
+    pictures,
     plain,
+    short_names,
+    sized_array,
+    tile_size,
 )
-from torchcaps.viz.images import pictures, tile_size
-from torchcaps.viz.names import class_indices, short_names, sized_array
 
 MAX_NAMES = 60  # class names on an axis, or bars
 
@@ -39,7 +44,7 @@ READINGS = {"normalized": "activations divided by their sum", "length": "longest
 BAR_STYLE: dict[str, Any] = {"align": "edge", "edgecolor": "white", "lw": 0.5}
 
 
-def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
+def confusion_matrix(matrix: ArrayLike, classes: Names) -> Figure:
     """Draw counts of true against predicted classes, colored by the share of the true class.
 
     The colors follow the square root of the share, so that rare confusions show beside a strong
@@ -76,7 +81,13 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
         interpolation="nearest",
         aspect="auto",
     )
-    _write_counts(axes, counts, shares, size / num_classes)
+    # A digit is about 0.62 of its size wide, and an inch has 72 points.
+    num_digits = max(len(str(counts.max())), 2)
+    font = min(TEXT, 0.85 * 72 * (size / num_classes) / (0.62 * num_digits))
+    for row, column in np.argwhere(counts) if font >= 5 else ():
+        color = "white" if shares[row, column] > 0.3 else "black"
+        text = counts[row, column]
+        axes.text(column, row, text, ha="center", va="center", fontsize=font, color=color)
 
     # Names below stand upright where they would touch.
     step = -(-num_classes // MAX_NAMES)
@@ -99,27 +110,9 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
     return figure
 
 
-def _write_counts(
-    axes: Axes,
-    counts: NDArray[np.int64],
-    shares: NDArray[np.float64],
-    cell: float,
-) -> None:
-    """Write the counts that are not zero, if they can be read in cells of so many inches."""
-    num_digits = max(len(str(counts.max())), 2)
-    # A digit is about 0.62 of its size wide, and an inch has 72 points.
-    size = min(TEXT, 0.85 * 72 * cell / (0.62 * num_digits))
-    if size < 5:
-        return
-    for row, column in np.argwhere(counts):
-        color = "white" if shares[row, column] > 0.3 else "black"
-        text = counts[row, column]
-        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
-
-
 def per_class_bars(
     accuracies: Sequence[float | None],
-    classes: Sequence[str],
+    classes: Names,
     counts: Sequence[int],
 ) -> Figure:
     """Draw the accuracy of each class as a bar, and the accuracy over all samples as a line.
@@ -176,7 +169,7 @@ def activation_bars(
     activations: ArrayLike,
     labels: ArrayLike,
     *,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw example images with the lengths of their class capsules as bars under each.
 
@@ -230,7 +223,7 @@ def activation_bars(
 
 def _draw_bars(
     axes: Axes,
-    lengths: NDArray[np.float64],
+    lengths: Floats,
     labels: list[int],
     names: list[str],
 ) -> None:
@@ -280,33 +273,29 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
         title = f"{READINGS.get(name, name)}\ncalibration error {100 * table['error']:.2f} %"
         plain(upper, ylabel="accuracy").set_title(title, fontsize=TEXT)
         plain(lower, xlabel="confidence", ylabel="samples")
-        _draw_table(upper, lower, table)
+        edges = np.asarray(table["edges"])
+        confidence = np.array(table["confidence"], dtype=float)  # None becomes NaN
+        accuracy = np.array(table["accuracy"], dtype=float)
+        starts = edges[:-1]
+        widths = np.diff(edges)
+        filled = ~np.isnan(accuracy)
+        upper.bar(
+            starts[filled],
+            accuracy[filled],
+            widths[filled],
+            color=SKY,
+            label="accuracy",
+            **BAR_STYLE,
+        )
+        ends = [0, 1]
+        upper.plot(ends, ends, color="black", lw=0.8, ls="--", label="confidence = accuracy")
+        label = "accuracy at the mean confidence"
+        upper.plot(confidence, accuracy, color=RED, marker="o", ms=3.5, ls="", label=label)
+        upper.set(xlim=(0, 1), ylim=(0, 1.02))
+
+        lower.bar(starts, table["count"], widths, color=GRAY, **BAR_STYLE)
+        # From a full last bin to single samples: only a logarithmic axis shows both.
+        lower.set_yscale("symlog", linthresh=1)
+        lower.set_ylim(bottom=0)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), ncols=3, **BELOW)
     return figure
-
-
-def _draw_table(upper: Axes, lower: Axes, table: Mapping[str, Any]) -> None:
-    edges = np.asarray(table["edges"])
-    confidence = np.array(table["confidence"], dtype=float)  # None becomes NaN
-    accuracy = np.array(table["accuracy"], dtype=float)
-    left_edges = edges[:-1]
-    widths = np.diff(edges)
-    filled = ~np.isnan(accuracy)
-    upper.bar(
-        left_edges[filled],
-        accuracy[filled],
-        widths[filled],
-        color=SKY,
-        label="accuracy",
-        **BAR_STYLE,
-    )
-    diagonal = [0, 1]
-    upper.plot(diagonal, diagonal, color="black", lw=0.8, ls="--", label="confidence = accuracy")
-    label = "accuracy at the mean confidence"
-    upper.plot(confidence, accuracy, color=RED, marker="o", ms=3.5, ls="", label=label)
-    upper.set(xlim=(0, 1), ylim=(0, 1.02))
-
-    lower.bar(left_edges, table["count"], widths, color=GRAY, **BAR_STYLE)
-    # From a full last bin to single samples: only a logarithmic axis shows both.
-    lower.set_yscale("symlog", linthresh=1)
-    lower.set_ylim(bottom=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.patches import Circle, Ellipse
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, check_shape, counted
 from torchcaps.evaluation import Diagnosis
@@ -26,13 +26,17 @@ from torchcaps.viz.canvas import (
     TEXT,
     Axes,
     Figure,
+    Floats,
+    Names,
     line,
     new_figure,
     panels,
+    pictures,
     plain,
+    short,
+    short_names,
+    sized_array,
 )
-from torchcaps.viz.images import pictures
-from torchcaps.viz.names import short, short_names, sized_array
 
 MAX_LEVEL_NAMES = 4  # more names along an axis are written aslant
 BAR_STEP = 0.27
@@ -60,22 +64,22 @@ def diagnosis(figures: Diagnosis) -> Figure:
     Returns:
         A matplotlib figure.
     """
-    drawn = [_draw_accuracy]
+    draws = [_draw_accuracy]
     absent = []
     if len(figures.iterations.iterations) > 1 and figures.iterations.straightness:
-        drawn.append(_draw_straightness)
+        draws.append(_draw_straightness)
     entropies = list(chain.from_iterable(figures.iterations.entropy.values()))
     if entropies and min(entropies) > UNIFORM:
         absent.append(f"couplings are uniform throughout (entropy {min(entropies):.2f} or more)")
     elif entropies:
-        drawn.append(_draw_entropy)
-    drawn.append(_draw_activations)
+        draws.append(_draw_entropy)
+    draws.append(_draw_activations)
     if any(share > 0 for _, _, shares in _idle_shares(figures) for share in shares):
-        drawn.append(_draw_idle)
+        draws.append(_draw_idle)
     else:
         absent.append("no capsule is out of use")
-    figure, grid = panels(len(drawn), min(len(drawn), 2 if len(drawn) == 4 else 3), 4.2, 3.2)
-    for draw, axes in zip(drawn, grid, strict=True):
+    figure, grid = panels(len(draws), min(len(draws), 2 if len(draws) == 4 else 3), 4.2, 3.2)
+    for draw, axes in zip(draws, grid, strict=True):
         draw(axes, figures)
     if absent:
         figure.supxlabel(f"Not drawn: {'; '.join(absent)}.", fontsize=SMALL)
@@ -154,7 +158,7 @@ def _draw_accuracy(axes: Axes, figures: Diagnosis) -> None:
     _style_shares(axes, f"accuracy with these couplings, {count:,} images", list(accuracies))
 
 
-def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
+def _style_shares(axes: Axes, title: str, names: Names = ()) -> None:
     """Style a panel of shares, with names along it."""
     plain(axes, title, grid=True)
     axes.grid(False, axis="x")
@@ -166,9 +170,7 @@ def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
         axes.set_xlim(-0.6, max(len(names), 3) - 0.4)
 
 
-def vote_chains(
-    coupling: ArrayLike, votes: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def vote_chains(coupling: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
     """Lay all votes for a parent, each times its coupling, tip to tail, the longest first.
 
     The first of two axes is the direction of their sum, the second the one at right angles to it
@@ -199,8 +201,8 @@ def vote_chains(
     second = np.linalg.eigh(rest.swapaxes(1, 2) @ rest)[1][..., -1]
     # Of both signs, that of the axis in which unweighted votes spread, so that films do not jump.
     spread = u.swapaxes(0, 1) - u.mean(axis=0)[:, None]
-    usual = np.linalg.eigh(spread.swapaxes(1, 2) @ spread)[1][..., -1]
-    second *= np.where((second * usual).sum(axis=-1, keepdims=True) < 0, -1, 1)
+    axis = np.linalg.eigh(spread.swapaxes(1, 2) @ spread)[1][..., -1]
+    second *= np.where((second * axis).sum(axis=-1, keepdims=True) < 0, -1, 1)
     steps = np.stack([along, np.einsum("jih,jh->ji", rest, second)], axis=-1)
     lengths = np.linalg.norm(weighted, axis=-1)
     order = np.argsort(-lengths, axis=1, kind="stable")[..., None]
@@ -214,10 +216,10 @@ def vote_paths(
     votes: ArrayLike,
     activation: ArrayLike,
     *,
-    classes: Sequence[str],
+    classes: Names,
     image: ArrayLike | None = None,
     gaussian: bool = False,
-    titles: Sequence[str] = (),
+    titles: Names = (),
 ) -> Figure:
     """Draw the votes for each class tip to tail, as a rosette after each iteration.
 
@@ -244,6 +246,7 @@ def vote_paths(
         ArgumentError: for shapes that do not fit.
     """
     weights = np.asarray(coupling, dtype=np.float64)
+    u = np.asarray(votes, dtype=np.float64)
     check_shape("coupling", weights, ("iterations", "children", "parents"))
     count, _, parents = weights.shape
     reach = sized_array("activation", activation, iterations=count, parents=parents)
@@ -258,9 +261,9 @@ def vote_paths(
         axes.set_axis_off()
     unit = 1.0
     if gaussian:  # the widest of all with equal couplings
-        unit = max(np.sqrt(_spread(np.ones_like(weights[0]), votes)).max(), TINY) / SPREAD
+        unit = max(np.sqrt(_spread(np.ones_like(weights[0]), u)).max(), TINY) / SPREAD
     for index, axes in enumerate(grid):
-        chains, straight = vote_chains(weights[index], votes)
+        chains, straight = vote_chains(weights[index], u)
         winner = int(reach[index].argmax())
         title = f"after {counted(index + 1, 'iteration')}" if not titles else titles[index]
         figures = f"active {reach[index, winner]:.2f}"
@@ -270,7 +273,7 @@ def vote_paths(
         axes.text(0, 1.35, text, ha="center", va="bottom", fontsize=TEXT)
         turns = _draw_rim(axes, reach[index], short_names(classes, 10))
         if gaussian:
-            radii = np.sqrt(_spread(weights[index], votes)) / unit
+            radii = np.sqrt(_spread(weights[index], u)) / unit
             _draw_ellipses(axes, radii, reach[index], turns)
             continue
         for parent, ends in enumerate(chains):
@@ -328,7 +331,7 @@ def vote_film(
         )
 
 
-def _draw_rim(axes: Axes, reach: NDArray[np.float64], names: Sequence[str]) -> NDArray[np.float64]:
+def _draw_rim(axes: Axes, reach: Floats, names: Names) -> Floats:
     """Two circles, and the names around them. Returns `[parents, 2, 2]`, the turn of each."""
     parents = len(names)
     named = range(parents) if parents <= MAX_NAMED else np.argsort(-reach)[:NUM_NAMED]
@@ -353,10 +356,8 @@ def _draw_rim(axes: Axes, reach: NDArray[np.float64], names: Sequence[str]) -> N
     return np.stack([np.stack([x, y], axis=-1), np.stack([-y, x], axis=-1)], axis=1)
 
 
-def _spread(coupling: ArrayLike, votes: ArrayLike) -> NDArray[np.float64]:
+def _spread(weight: Floats, u: Floats) -> Floats:
     """Variances `[parents, 2]` of votes, weighted: along their mean, and the largest across it."""
-    weight = np.asarray(coupling, dtype=np.float64)
-    u = np.asarray(votes, dtype=np.float64)
     weight = weight / np.maximum(weight.sum(axis=0), TINY)
     mean = np.einsum("ij,ijh->jh", weight, u)
     first = mean / np.maximum(np.linalg.norm(mean, axis=-1, keepdims=True), TINY)
@@ -370,9 +371,9 @@ def _spread(coupling: ArrayLike, votes: ArrayLike) -> NDArray[np.float64]:
 
 def _draw_ellipses(
     axes: Axes,
-    radii: NDArray[np.float64],
-    reach: NDArray[np.float64],
-    turns: NDArray[np.float64],
+    radii: Floats,
+    reach: Floats,
+    turns: Floats,
 ) -> None:
     for parent, (x, y) in enumerate(reach[:, None] * turns[:, 0]):
         color = RIM_COLORS[parent % len(RIM_COLORS)]

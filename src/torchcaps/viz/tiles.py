@@ -28,13 +28,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch, Rectangle
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from torchcaps.data.masks import overlaid as overlay_mask, palette
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Figure, new_figure
-from torchcaps.viz.images import pictures, tile_grid, tile_size
-from torchcaps.viz.names import class_indices, short_names, sized_array
+from torchcaps.viz.canvas import (
+    BELOW,
+    BLUE,
+    ORANGE,
+    RED,
+    SMALL,
+    TEXT,
+    Figure,
+    Floats,
+    Names,
+    Pixels,
+    class_indices,
+    new_figure,
+    pictures,
+    short_names,
+    sized_array,
+    tile_grid,
+    tile_size,
+)
 
 # Sizes of the layout in pairs, in inches.
 LINE_HEIGHT = 0.15
@@ -60,15 +76,12 @@ SCALE_QUANTILE = 0.999
 
 HARDLY = 0.2  # largest change of a pixel, along all dimensions of a pose that encode little
 
-Picture = NDArray[np.uint8]
-"""One image in three colors, `[height, width, 3]`."""
-
 
 class Pair(NamedTuple):
     """An image over another of its size, with text above and below the two."""
 
-    upper: Picture
-    lower: Picture
+    upper: Pixels  # `[height, width, 3]`
+    lower: Pixels
     text_above: str
     texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each line, from the top down
     is_wrong: bool | np.bool_ = False  # then the text above and a frame of the lower image are red
@@ -80,7 +93,7 @@ def reconstructions(
     labels: ArrayLike,
     *,
     predictions: ArrayLike,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw originals over their reconstructions, ten pairs a row.
 
@@ -125,7 +138,7 @@ def overlaps(
     *,
     selected: ArrayLike,
     lengths: ArrayLike,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw images of two overlapping digits over the two reconstructions of each.
 
@@ -177,7 +190,7 @@ def overlaps(
     return draw_pairs(pairs, title, max_columns=8, longest=1.15)
 
 
-def overlay_reconstructions(image: Picture, gray_pair: NDArray[np.uint8]) -> Picture:
+def overlay_reconstructions(image: Pixels, gray_pair: Pixels) -> Pixels:
     """Draw two gray images in magenta and green over a dark input.
 
     Args:
@@ -195,7 +208,7 @@ def masks(
     true: ArrayLike,
     predicted: ArrayLike,
     *,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw a row of images, and rows of the same under their true and predicted masks.
 
@@ -247,7 +260,7 @@ def coupling_map(
     *,
     selected: ArrayLike,
     lengths: ArrayLike,
-    classes: Sequence[str],
+    classes: Names,
 ) -> Figure:
     """Draw images over the same with a map of support.
 
@@ -293,7 +306,7 @@ def coupling_map(
     return draw_pairs(pairs, title)
 
 
-def overlay_support(image: Picture, support: NDArray[np.float64]) -> Picture:
+def overlay_support(image: Pixels, support: Floats) -> Pixels:
     """Draw a map of support in orange and blue over an image in dark gray.
 
     Args:
@@ -313,7 +326,7 @@ def perturbations(
     offsets: ArrayLike,
     *,
     title: str = "",
-    names: Sequence[str] = (),
+    names: Names = (),
 ) -> Figure:
     """Draw reconstructions of one image from its pose with one changed dimension.
 
@@ -345,8 +358,12 @@ def perturbations(
     brighter = (rows[:, -1].astype(np.float64) - rows[:, 0]).mean(axis=-1) / 255
     if np.abs(brighter).max() < HARDLY:
         title += "; poses hardly change the drawing yet: train longer"
-    differences = np.stack([_signed_colors(change) for change in brighter])
-    tiles = np.concatenate([rows, differences[:, None]], axis=1).reshape(-1, height, width, 3)
+    # On white, orange where the last drawing is brighter, blue where it is darker.
+    change = brighter[:, None, ..., None]
+    color = np.where(change > 0, to_rgb(ORANGE), to_rgb(BLUE))
+    white = 255 * (1 - np.abs(change) * (1 - color))
+    differences = (white + 0.5).clip(0, 255).astype(np.uint8)
+    tiles = np.concatenate([rows, differences], axis=1).reshape(-1, height, width, 3)
     labels = [str(dim + 1) for dim in range(num_dims)]
     if len(names):
         sized_array("names", names, dims=num_dims)
@@ -365,13 +382,6 @@ def perturbations(
     return figure
 
 
-def _signed_colors(change: NDArray[np.float64]) -> Picture:
-    """Numbers `[height, width]` in [-1, 1] on white: orange above zero, blue below."""
-    color = np.where(change[..., None] > 0, to_rgb(ORANGE), to_rgb(BLUE))
-    white = 1 - np.abs(change)[..., None] * (1 - color)
-    return (255 * white + 0.5).clip(0, 255).astype(np.uint8)
-
-
 def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     """Draw rows of images, each with its name on the left.
 
@@ -385,7 +395,7 @@ def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     Raises:
         ArgumentError: for rows that do not fit each other.
     """
-    tiles: list[NDArray[np.uint8]] = []
+    tiles: list[Pixels] = []
     for name, images in rows.items():
         tiles.append(pictures(name, images, tiles[0] if tiles else None))
     return tile_grid(np.concatenate(tiles), list(rows))
@@ -480,17 +490,17 @@ def draw_pairs(
     for index, pair in enumerate(pairs):
         row, column = divmod(index, num_columns)
         x_center = (column + 0.5) * cell_width
-        x_left = x_center - width / 2
+        x_start = x_center - width / 2
         y_upper = row * cell_height + above_height
         y_lower = y_upper + height + GAP
         for image, y in ((pair.upper, y_upper), (pair.lower, y_lower)):
-            extent = (x_left, x_left + width, y + height, y)
+            extent = (x_start, x_start + width, y + height, y)
             axes.imshow(image, extent=extent, interpolation="antialiased")
 
         color = "black"
         if pair.is_wrong:
             color = RED
-            axes.add_patch(_frame(x_left, y_lower, width, height, color))
+            axes.add_patch(_frame(x_start, y_lower, width, height, color))
         axes.text(
             x_center, y_upper - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED
         )
@@ -504,7 +514,7 @@ def draw_pairs(
     return figure
 
 
-def _frame(x_left: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
+def _frame(x_start: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
     """An empty rectangle, in the units of the axes."""
-    corner = (x_left, y_top)
+    corner = (x_start, y_top)
     return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)

@@ -1,5 +1,7 @@
 """Sets that the package renders: the same images and points for the same seed, on any machine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -23,10 +25,10 @@ def test_shapes_of_a_seed_are_as_recorded():
 
 
 def test_shapes_are_written_as_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shapes, "COUNTS", {"train": 3, "test": 2})
+    monkeypatch.setattr(shapes, "INFO", replace(shapes.INFO, train=3, test=2))
     shapes.write_shapes(tmp_path)
-    for split, seed in (("train", 0), ("test", 1)):
-        expected = render_shapes(shapes.COUNTS[split], seed=seed)
+    for split, count, seed in (("train", 3, 0), ("test", 2, 1)):
+        expected = render_shapes(count, seed=seed)
         images = load_dataset("shapes", split, root=tmp_path)
         assert torch.equal(images.images, expected.images)
         assert torch.equal(images.targets["mask"], expected.targets["mask"])

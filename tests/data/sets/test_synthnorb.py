@@ -88,7 +88,7 @@ def test_progress_counts_images():
 
 
 @pytest.fixture
-def small_set(restore):
+def small_set(restore, monkeypatch):
     """A set made small: both protocols' codes, one light, few pixels."""
     restore(_registry.DATASETS)
 
@@ -96,7 +96,14 @@ def small_set(restore):
         toys = synthnorb.SPLIT[split][:2]
         return render(split, instances=toys, elevations=(0, 4), azimuths=(0, 10), lightings=(0,))
 
-    synthnorb.register_rendered("toys", render_views, 16, 40, "toys", "none")
+    sha256 = {
+        f"toys-rendered-{split}ing-{kind}.mat": None
+        for split in synthnorb.SPLIT
+        for kind in synthnorb.KINDS
+    }
+    facts = {"name": "toys", "title": "toys", "train": 40, "test": 40, "sha256": sha256}
+    monkeypatch.setattr(synthnorb, "set_facts", {"toys": facts}.get)
+    synthnorb.register_rendered("toys", render_views)
     return render_views
 
 

@@ -5,15 +5,16 @@ from functools import partial
 import torch
 
 from torchcaps.data import dataset_info, render_synthnorb
-from torchcaps.data.sets import synthtoys
+from torchcaps.data.sets import synthnorb
 
 
 def test_each_design_in_other_proportions_is_another_toy(monkeypatch):
     part = partial(render_synthnorb, instances=[0], azimuths=[0, 6])
-    monkeypatch.setattr(synthtoys, "render_synthnorb", part)
-    for name, value in {"NUM_PROPORTIONS": 2, "SIDE": 8, "ELEVATIONS": (4,)}.items():
-        monkeypatch.setattr(synthtoys, name, value)
-    images = synthtoys.render_synthtoys("test")
+    monkeypatch.setattr(synthnorb, "render_synthnorb", part)
+    smaller = synthnorb.SYNTHTOYS | {"size": 8, "elevations": (4,)}
+    monkeypatch.setattr(synthnorb, "SYNTHTOYS", smaller)
+    monkeypatch.setattr(synthnorb, "NUM_PROPORTIONS", 2)
+    images = synthnorb.render_synthtoys("test")
     counts = images.groups.unique(return_counts=True)[1]
     assert counts.tolist() == [4] * 10  # five categories, two proportions; two views and two lamps
     brightness = []

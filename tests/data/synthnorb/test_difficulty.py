@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchcaps.data import center_crop, random_crop, render_synthnorb
-from torchcaps.data.augment.intensity import ColorJitterSettings, color_jitter
+from torchcaps.data.augment.changes import ColorJitterSettings, color_jitter
 from torchcaps.data.sets.smallnorb import FAMILIAR
 from torchcaps.functional import standardize
 

@@ -63,7 +63,7 @@ def test_rays_enter_and_leave_where_a_solid_is(solid, seed):
 def test_normals_stand_on_the_surface_and_point_out(solid):
     body = Body([solid])
     origins, direction = make_rays(4000)
-    distance, index = body.first(origins, direction)
+    distance, index = body.crossings(origins, direction)[0].min(dim=0)
     is_hit = distance.isfinite()
     steps = distance[is_hit].unsqueeze(1) * direction
     points = origins[is_hit] + steps
@@ -77,10 +77,10 @@ def test_normals_stand_on_the_surface_and_point_out(solid):
 def test_the_nearest_of_several():
     body = Body([block((0, 0, 2), (1, 1, 0.5)), ball((0, 0, 0), 1.0)])
     origins = torch.tensor([[0.0, 0, 9], [0, 0, 9], [5, 0, 9]])
-    distance, solid = body.first(origins, DOWN)
+    distance, solid = body.crossings(origins, DOWN)[0].min(dim=0)
     assert distance.tolist() == [6.5, 6.5, math.inf]
     assert body.kinds[solid[:2]].tolist() == [1, 1]
-    assert body.first(-origins, -DOWN)[0].tolist() == [8.0, 8.0, math.inf]
+    assert body.crossings(-origins, -DOWN)[0].amin(dim=0).tolist() == [8.0, 8.0, math.inf]
 
 
 def test_turning_is_about_x_then_y_then_z():

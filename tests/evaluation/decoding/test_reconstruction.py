@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation import perturb, reconstructions
-from torchcaps.evaluation.decoding import reconstruction
+from torchcaps.evaluation import decoding, perturb, reconstructions
 from torchcaps.types import ModelSpec
 
 from ..stubs import PoseReader, refuses
@@ -58,11 +57,11 @@ def test_absent_classes_stay_zero_and_activations_unchanged():
 def test_encoding_and_decoding_go_by_bounded_chunks(monkeypatch):
     expected = perturb(PoseReader(), IMAGES)
     model = PoseReader()
-    monkeypatch.setattr(reconstruction, "CHUNK", 7)
+    monkeypatch.setattr(decoding, "CHUNK", 7)
     perturbed = perturb(model, IMAGES)
     assert max(len(labels) for _, labels in model.decoded) == 7
     assert torch.equal(perturbed.reconstructions, expected.reconstructions)
-    monkeypatch.setattr(reconstruction, "CHUNK", 1)
+    monkeypatch.setattr(decoding, "CHUNK", 1)
     assert reconstructions(PoseReader(), IMAGES).selected.tolist() == [2, 0]
 
 

@@ -6,20 +6,13 @@ CPU gives the same changes whatever device the images are on. Where a change nee
 outside an image, they are 0. Only `color_jitter` requires floats. Other axes, and amounts out of
 range, raise ArgumentError, which is a ValueError.
 
-An augmentation is a function, a dataclass of its settings, and `register_augmentation`: those that
-move pixels are in `spatial`, the others in `intensity`, those of a user in any file. `Transforms`
-applies all that the settings of a run switch on; `refuse_augmentations` raises for a run that
-cannot use any.
+An augmentation is a function, a dataclass of its settings, and `register_augmentation`: those of
+the library are in `changes`, those of a user in any file. `Transforms` applies all that the
+settings of a run switch on; `refuse_augmentations` raises for a run that cannot use any.
 """
 
-from torchcaps.data.augment.transforms import (
-    AUGMENTATIONS as AUGMENTATIONS,
-    Augmentation as Augmentation,
-    Transforms as Transforms,
-    ordered_augmentations as ordered_augmentations,
-    refuse_augmentations as refuse_augmentations,
-    register_augmentation as register_augmentation,
-)
-from torchcaps.registry import import_submodules
+from torchcaps.registry import import_submodules, lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)
 
 import_submodules(__name__)  # each file registers its augmentations

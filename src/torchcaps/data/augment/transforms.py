@@ -9,8 +9,6 @@ setting, such as a threshold, is a *parameter*. A *mask* has a class for each pi
 is changed as a stack of images, one channel for each class.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
@@ -153,9 +151,9 @@ def _check_settings(name: str, settings: type[Any]) -> None:
     for field in fields(settings):
         if "about" not in field.metadata:  # `setting` stores its help there
             raise ArgumentError("settings", f"expected {field.name} to be made by `setting`")
-        for other in AUGMENTATIONS.registered():
-            if field.name in other.settings.__dataclass_fields__ and other.name != name:
-                problem = f"{field.name!r} is one of {other.name}; expected another name"
+        for rival in AUGMENTATIONS.registered():
+            if field.name in rival.settings.__dataclass_fields__ and rival.name != name:
+                problem = f"{field.name!r} is one of {rival.name}; expected another name"
                 raise ArgumentError("settings", problem)
     get_type_hints(settings)  # raises NameError here for a type that is not known
 
@@ -229,11 +227,11 @@ class Transforms:
             planes["singles"] = targets["singles"].flatten(1, 2)
         for augmentation, settings in self.steps:
             names = ["inputs", *(name for name in planes if name in augmentation.moves)]
-            moved = [planes[name] for name in names]
+            stack = [planes[name] for name in names]
             # What moves together is one tensor, so that it meets the same random numbers.
-            pixels = moved[0] if len(moved) == 1 else torch.cat(moved, dim=1)
+            pixels = stack[0] if len(stack) == 1 else torch.cat(stack, dim=1)
             changed = self._apply(augmentation, pixels, settings, generator)
-            parts = changed.split([part.shape[1] for part in moved], dim=1)
+            parts = changed.split([part.shape[1] for part in stack], dim=1)
             planes |= dict(zip(names, parts, strict=True))
         self.is_checked = True
         if "mask" in planes:

@@ -14,24 +14,13 @@ from torchcaps.data._registry import ReadRequest, published_set, register_direct
 from torchcaps.data.dataset import Dataset, check_labels
 from torchcaps.data.folder import read_folder
 from torchcaps.data.reading import read_bytes
-from torchcaps.data.sources import Archive
 from torchcaps.errors import DataError
 
 RECORD = 1 + 3 * 32 * 32  # bytes
 PATTERNS = {"train": "data_batch_[0-9].bin", "test": "test_batch.bin"}
 FOLDER = "cifar-10-batches-bin"
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
-INFO = published_set(
-    "cifar10",
-    sources=(
-        Archive(
-            URL,
-            folder=FOLDER,
-            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
-    ),
-)
+INFO = published_set("cifar10")
 
 
 def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> Dataset:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_derived
+from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.masks import masked_set
 from torchcaps.data.pixels import fit_images, to_float
@@ -26,6 +26,8 @@ from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
+
+Indices = Int64[Tensor, " batch"]
 
 PER_IMAGE = {"train": 1, "test": 2}
 SHIFT = 4
@@ -70,7 +72,7 @@ class PairMaker(Maker):
             expected = "expected uint8 images of two classes or more to make pairs of"
             raise DataError(f"{source.name}: {expected}, got {source!r}")
 
-    def others(self, base: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+    def num_partners_of(self, base: Indices) -> Indices:
         """The number of images of another class, for each of these.
 
         Args:
@@ -81,14 +83,12 @@ class PairMaker(Maker):
         """
         return len(self.source) - self._counts[self.source.labels[base]]
 
-    def partner(
-        self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]
-    ) -> Int64[Tensor, " batch"]:
+    def partner(self, base: Indices, rank: Indices) -> Indices:
         """Images of other classes than those at `base`.
 
         Args:
             base: indices of images.
-            rank: number of the partner among all of another class, 0 to `others(base) - 1`.
+            rank: number of the partner among all of another class, 0 to `num_partners_of(base) - 1`.
 
         Returns:
             `[batch]` indices of the partners.
@@ -101,7 +101,7 @@ class PairMaker(Maker):
         base = images.targets["chosen"][indices, 0].to(self.source.labels.device)
         device = generator.device
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
-        num_partners = self.others(base)
+        num_partners = self.num_partners_of(base)
         rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
         pairs = torch.stack([base, self.partner(base, rank)], dim=1)
 
@@ -217,7 +217,7 @@ def make_pairs(
     """
     maker = PairMaker(source.to("cpu"), max_shift, pad, seed)
     base = torch.arange(len(source))
-    num_partners = maker.others(base)
+    num_partners = maker.num_partners_of(base)
     check_range("per_image", per_image, low=1, high=max(int(num_partners.min()) // 2, 1))
 
     random = np.random.RandomState(seed)
@@ -287,23 +287,7 @@ def _make_masked(source: Dataset, split: str) -> Dataset:
     return replace(masked, groups=pairs.groups)
 
 
-for _base, _title in (
-    (MNIST, "MultiMNIST, made from MNIST"),
-    (DIGITS, "pairs of the package's digits"),
-    (FASHION, "pairs of Fashion-MNIST's articles"),
-):
-    _, _height, _width = _base.image_shape
-    _changes = {
-        "image_shape": (1, _height + 2 * SHIFT, _width + 2 * SHIFT),
-        "train": _base.train * PER_IMAGE["train"],
-        "test": _base.test * PER_IMAGE["test"],
-    }
-    _name = f"multi-{_base.name}"
-    register_derived(_base, _make, name=_name, title=_title, **_changes)
-    if _base is not FASHION:
-        _changes |= {
-            "name": f"{_name}-masks",
-            "title": f"{_title}, with masks",
-            "classes": ("background", *_base.classes),
-        }
-        register_derived(_base, _make_masked, **_changes)
+for _base in (MNIST, DIGITS, FASHION):
+    register_derived(_base, _make, **set_facts(f"multi-{_base.name}"))
+for _base in (MNIST, DIGITS):
+    register_derived(_base, _make_masked, **set_facts(f"multi-{_base.name}-masks"))

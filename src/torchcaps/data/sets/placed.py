@@ -7,7 +7,6 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +14,15 @@ import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_derived
-from torchcaps.data.augment.spatial import inverse_map
+from torchcaps.data._registry import register_derived, set_facts
+from torchcaps.data.augment.changes import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
 from torchcaps.data.pixels import random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
-from torchcaps.errors import DataError, check_range
+from torchcaps.errors import DataError, check_positive, check_range
 from torchcaps.transfer import to_device
 
 CHUNK = 512  # images warped at a time
-SIDE = 40
 COPIES = 4  # of each test digit in the named sets
 ROUNDS = 100  # of drawing again what did not fit
 # What is drawn for a transformed copy, and its range where it is the same for all.
@@ -58,8 +56,8 @@ class PlaceMaker(Maker):
         moves = places - torch.stack([targets["top"], targets["left"]], dim=1)
         targets["top"], targets["left"] = places.unbind(dim=1)
         margin = self.canvas - min(self.content)
-        moved = place_images(images.inputs[indices], images.img_size, moves, margin)
-        return Batch(to_float(moved), targets, indices)
+        canvases = place_images(images.inputs[indices], images.img_size, moves, margin)
+        return Batch(to_float(canvases), targets, indices)
 
 
 def place_images(
@@ -152,7 +150,7 @@ def affine_copies(
     Raises:
         DataError: for other images, or one that does not fit the canvas.
     """
-    check_range("copies", copies, low=1)
+    check_positive(copies=copies)
     if source.images.dtype != torch.uint8 or source.in_chans != 1:
         raise DataError(f"{source.name}: expected uint8 images of one channel, got {source!r}")
     random = np.random.RandomState(seed)
@@ -244,25 +242,16 @@ def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
 
 
-def _transform_test(source: Dataset, split: str) -> Dataset:
+def _make_placed(source: Dataset, split: str) -> Dataset:
+    """Placed digits, both to train and to test on."""
+    return placed(source, seed=int(split == "test"))
+
+
+def _make_affine(source: Dataset, split: str) -> Dataset:
     """Placed digits to train on, transformed ones to test on."""
-    return affine_copies(source, COPIES, SIDE, seed=1) if split == "test" else placed(source, SIDE)
+    return affine_copies(source, COPIES, seed=1) if split == "test" else placed(source)
 
 
-for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
-    _changes: dict[str, Any] = {
-        "name": f"placed-{_base.name}",
-        "image_shape": (1, SIDE, SIDE),
-        "title": f"{_digits} at random places of 40 × 40",
-    }
-    register_derived(
-        _base,
-        lambda source, split: placed(source, SIDE, seed=int(split == "test")),
-        **_changes,
-    )
-    _changes |= {
-        "name": f"affine-{_base.name}",
-        "test": _base.test * COPIES,
-        "title": f"trained on placed {_digits}, tested by affNIST's recipe",
-    }
-    register_derived(_base, _transform_test, **_changes)
+for _base in (MNIST, DIGITS):
+    register_derived(_base, _make_placed, **set_facts(f"placed-{_base.name}"))
+    register_derived(_base, _make_affine, **set_facts(f"affine-{_base.name}"))

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
+from torchcaps.data._registry import ReadRequest, published_set, register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.points import point_set, standardized_points
-from torchcaps.errors import check_range
+from torchcaps.errors import check_positive, check_range
 
 Random = np.random.RandomState
-COUNTS = {"train": 512, "test": 64}
 POINTS = 256
 
 
@@ -54,7 +53,7 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> Dataset:
     Raises:
         ValueError: for counts out of range.
     """
-    check_range("count", count, low=1)
+    check_positive(count=count)
     check_range("points", points, low=2)
     random = Random(seed)
     planes = np.stack([_make_plane(points, random) for _ in range(count)])
@@ -68,20 +67,16 @@ def _make_plane(num_points: int, random: Random) -> np.ndarray:
     tail = Surface(*random.uniform(TAIL[:, 0], TAIL[:, 1]))
     areas = np.array([np.pi * half_width, wings.area, tail.area])
     on_fuselage, on_wings, on_tail = random.multinomial(num_points, areas / areas.sum())
+    # The fuselage is an ellipse, whose half axes are 1 and `half_width`.
+    angle = random.uniform(0, 2 * np.pi, on_fuselage)
+    radius = np.sqrt(random.uniform(size=on_fuselage))
     return np.concatenate(
         [
-            _sample_fuselage(half_width, on_fuselage, random),
+            np.stack([radius * np.cos(angle), half_width * radius * np.sin(angle)], axis=1),
             _sample_surface(wings, on_wings, random),
             _sample_surface(tail, on_tail, random),
         ]
     )
-
-
-def _sample_fuselage(half_width: float, count: int, random: Random) -> np.ndarray:
-    """Uniform points `[count, 2]` in an ellipse, whose half axes are 1 and `half_width`."""
-    angle = random.uniform(0, 2 * np.pi, count)
-    radius = np.sqrt(random.uniform(size=count))
-    return np.stack([radius * np.cos(angle), half_width * radius * np.sin(angle)], axis=1)
 
 
 def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
@@ -96,18 +91,7 @@ def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
     return np.stack([edge - chord_share * chord, side * surface.span * span_share], axis=1)
 
 
-INFO = DatasetInfo(
-    name="planes",
-    title="synthetic planes as sets of 256 points",
-    classes=("plane",),
-    image_shape=(2, POINTS, 1),
-    train=COUNTS["train"],
-    test=COUNTS["test"],
-    license="Apache-2.0, made by this package",
-    source="torchcaps.data.make_planes",
-    sha256={Path(__file__).name: None},  # its only file is this one
-    embedded=Path(__file__).parent,
-)
+INFO = published_set("planes", embedded=Path(__file__).parent)  # its only file is this one
 
 
 @register_dataset(INFO)
@@ -115,4 +99,4 @@ def _read(folder: Path, request: ReadRequest) -> Dataset | None:
     """Make the planes of a split; no other folder than this package's own has them."""
     if folder != INFO.embedded:
         return None
-    return make_planes(COUNTS[request.split], seed=int(request.split == "test"))
+    return make_planes(getattr(INFO, request.split), seed=int(request.split == "test"))

@@ -5,26 +5,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from torchcaps.data._registry import DatasetInfo, FetchProgress, ReadRequest, register_dataset
+from torchcaps.data._registry import (
+    SPLITS,
+    FetchProgress,
+    ReadRequest,
+    published_set,
+    register_dataset,
+)
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.masks import masked_set
 from torchcaps.data.reading import open_arrays
 from torchcaps.data.sources import Rendering, writing
-from torchcaps.errors import check_range
+from torchcaps.errors import check_positive, check_range
 
-Floats = NDArray[np.float64]
-CLASSES = ("background", "disc", "square", "triangle")
-SIDE = 64
-COUNTS = {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
 NOISE = 12  # standard deviation, of 255
 TRIES = 32  # brightnesses drawn for a shape: the most distinct is taken
 FILE = "shapes.npz"
 
 
-def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> Dataset:
+def render_shapes(count: int, size: int = 64, *, seed: int = 0) -> Dataset:
     """Gray images of two to four shapes, each laid over the last.
 
     Their kinds, places, sizes, turns and brightnesses are random.
@@ -40,16 +41,14 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> Dataset:
     Raises:
         ValueError: for a count or size out of range.
     """
-    check_range("count", count, low=1)
+    check_positive(count=count)
     check_range("size", size, low=16)
     scenes = (_render_scene(np.random.RandomState([seed, k]), size) for k in range(count))
     images, masks = (torch.from_numpy(np.stack(column)) for column in zip(*scenes, strict=True))
-    return masked_set(images.unsqueeze(1), masks, CLASSES, "shapes")
+    return masked_set(images.unsqueeze(1), masks, INFO.classes, INFO.name)
 
 
-def _render_scene(
-    random: np.random.RandomState, size: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _render_scene(random: np.random.RandomState, size: int) -> tuple[np.ndarray, np.ndarray]:
     """An image and its mask.
 
     Args:
@@ -67,7 +66,7 @@ def _render_scene(
     mask = np.zeros(light.shape, dtype=np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
-        kind = random.randint(1, len(CLASSES))
+        kind = random.randint(1, len(INFO.classes))
         is_inside = _draw_shape(kind, x, y, random)
         candidates = random.uniform(10, 245, TRIES)
         differences = np.abs(np.subtract.outer(levels, candidates))
@@ -83,14 +82,14 @@ def _render_scene(
 
 def _draw_shape(
     kind: int,
-    x: Floats,
-    y: Floats,
+    x: np.ndarray,
+    y: np.ndarray,
     random: np.random.RandomState,
-) -> NDArray[np.bool_]:
+) -> np.ndarray:
     """Where a shape is; all three kinds of one radius have about the same area.
 
     Args:
-        kind: index into `CLASSES`.
+        kind: number of the class.
         x: of each ray, from 0 to 1.
         y: of each ray, from 0 to 1.
         random: draws its place, size and turn.
@@ -100,10 +99,10 @@ def _draw_shape(
     turn = random.uniform(0, 2 * np.pi)
     x = x - center[0]
     y = y - center[1]
-    if CLASSES[kind] == "disc":
+    if INFO.classes[kind] == "disc":
         return x * x + y * y < radius * radius
     # The share of the radius from the center to a side.
-    num_corners, reach = (3, 0.778) if CLASSES[kind] == "triangle" else (4, 0.886)
+    num_corners, reach = (3, 0.778) if INFO.classes[kind] == "triangle" else (4, 0.886)
     is_inside = np.ones(x.shape, dtype=bool)
     for angle in turn + 2 * np.pi * np.arange(num_corners) / num_corners:
         is_inside &= x * np.cos(angle) + y * np.sin(angle) < reach * radius
@@ -121,7 +120,8 @@ def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
         DataError: where the file cannot be written.
     """
     arrays: dict[str, Any] = {}
-    for seed, (split, count) in enumerate(COUNTS.items()):
+    for seed, split in enumerate(SPLITS):
+        count = getattr(INFO, split)
         shapes = render_shapes(count, seed=seed)
         arrays[f"{split}_images"] = shapes.images.numpy()
         arrays[f"{split}_masks"] = shapes.targets["mask"].numpy()
@@ -131,18 +131,7 @@ def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
         np.savez_compressed(folder / FILE, **arrays)
 
 
-INFO = DatasetInfo(
-    name="shapes",
-    title="rendered shapes that overlap, with masks",
-    classes=CLASSES,
-    image_shape=(1, SIDE, SIDE),
-    train=COUNTS["train"],
-    test=COUNTS["test"],
-    license="Apache-2.0, rendered by this package",
-    source="torchcaps.data.render_shapes",
-    sources=(Rendering(write_shapes),),
-    sha256={FILE: None},  # rounding differs between processors, so that no digest holds everywhere
-)
+INFO = published_set("shapes", sources=(Rendering(write_shapes),))
 
 
 @register_dataset(INFO)
@@ -151,4 +140,4 @@ def _read(folder: Path, request: ReadRequest) -> Dataset | None:
         return None
     with open_arrays(folder / FILE) as arrays:
         images, masks = (arrays[f"{request.split}_{kind}"] for kind in ("images", "masks"))
-    return masked_set(torch.from_numpy(images), torch.from_numpy(masks), CLASSES, "shapes")
+    return masked_set(torch.from_numpy(images), torch.from_numpy(masks), INFO.classes, INFO.name)

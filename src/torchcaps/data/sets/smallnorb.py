@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from torchcaps.data._registry import (
     DatasetInfo,
@@ -26,9 +24,9 @@ from torchcaps.data._registry import (
     register_derived,
     register_format,
 )
+from torchcaps.data.classes import Labels
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.reading import open_file, plain_or_packed, to_array
-from torchcaps.data.sources import Mirror
 from torchcaps.errors import ArgumentError, DataError, check_known
 
 DTYPES: dict[int, np.dtype[Any]] = {
@@ -50,10 +48,7 @@ EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None)}
 # Codes of the familiar views: azimuths of 300° to 40°, in tens of degrees; elevations of 30° to
 # 40°. A third of all views is familiar.
 FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
-INFO = published_set(
-    "smallnorb",
-    sources=(Mirror("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"),),
-)
+INFO = published_set("smallnorb")
 
 
 def read_matrix(path: str | Path) -> np.ndarray:
@@ -166,9 +161,7 @@ def read_norb(
     return Dataset(images, targets, INFO.classes, name, groups=toys)
 
 
-def toy_numbers(
-    categories: Int64[Tensor, " n"], instances: Int64[Tensor, " n"]
-) -> Int64[Tensor, " n"]:
+def toy_numbers(categories: Labels, instances: Labels) -> Labels:
     """A number for each toy: instances are numbered from 0 to 99 in each category."""
     return 100 * categories + instances
 

@@ -9,13 +9,9 @@ from pathlib import Path
 from torchcaps.data._registry import published_set, register_directory_format
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.mat import label_arrays, read_mat
-from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError
 
-INFO = published_set(
-    "svhn",
-    sources=(Mirror("http://ufldl.stanford.edu/housenumbers/", suffix=""),),
-)
+INFO = published_set("svhn")
 
 
 def read_svhn(path: str | Path, name: str = "svhn") -> Dataset:

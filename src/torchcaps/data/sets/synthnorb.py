@@ -1,16 +1,17 @@
-"""synthNORB: rendered toys with smallNORB's categories, views, lamps, split and layout."""
+"""synthNORB and synthtoys: rendered toys with smallNORB's categories, views, split and layout."""
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from torchcaps.data._registry import FetchProgress
-from torchcaps.data.dataset import Dataset
+from torchcaps.data._registry import FetchProgress, set_facts
+from torchcaps.data.dataset import Dataset, concatenate
 from torchcaps.data.sets.smallnorb import (
     FACTORS,
     INFO as SMALLNORB,
@@ -27,6 +28,14 @@ SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 ELEVATIONS = range(9)
 AZIMUTHS = range(0, 36, 2)
 LIGHTINGS = range(len(LAMPS))
+# Of synthtoys: elevations of 35°, 50° and 65°.
+SYNTHTOYS: dict[str, Any] = {
+    "elevations": (1, 4, 7),
+    "lightings": (0, 3),
+    "size": 40,
+    "jitter": 0.35,
+}
+NUM_PROPORTIONS = 4  # of each design
 
 
 def render_synthnorb(
@@ -104,40 +113,20 @@ def render_synthnorb(
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
 
 
-def register_rendered(
-    name: str, render: Callable[..., Dataset], size: int, count: int, title: str, source: str
-) -> None:
+def register_rendered(name: str, render: Callable[..., Dataset]) -> None:
     """Register a rendered set that is kept in smallNORB's files, and its novel-viewpoint sets.
 
     Args:
         name: of the set.
         render: `render(split, progress=progress)` gives a split.
-        size: of a side of its images.
-        count: of the images of a split.
-        title: one line for lists.
-        source: name of `render`.
     """
-    stems = {split: f"{name}-rendered-{split}ing" for split in SPLIT}
 
     def write(folder: Path, progress: FetchProgress | None) -> None:
-        for split, stem in stems.items():
-            write_matrices(render(split, progress=progress), folder / stem)
+        for split in SPLIT:
+            images = render(split, progress=progress)
+            write_matrices(images, folder / f"{name}-rendered-{split}ing")
 
-    register_norb(
-        replace(
-            SMALLNORB,
-            name=name,
-            title=title,
-            image_shape=(1, size, size),
-            train=count,
-            test=count,
-            license="Apache-2.0, rendered by this package",
-            source=source,
-            # Rounding differs between processors, so that no digest holds everywhere.
-            sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in stems.values() for kind in KINDS),
-            sources=(Rendering(write),),
-        )
-    )
+    register_norb(replace(SMALLNORB, **set_facts(name), sources=(Rendering(write),)))
 
 
 def write_matrices(images: Dataset, stem: Path) -> None:
@@ -160,11 +149,33 @@ def write_matrices(images: Dataset, stem: Path) -> None:
             os.replace(part, path)
 
 
-register_rendered(
-    "synthnorb",
-    render_synthnorb,
-    48,
-    24_300,
-    "rendered toys, a stand-in for smallNORB",
-    "torchcaps.data.render_synthnorb",
-)
+def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
+    """Render a split of synthtoys: many toys, from every viewpoint under two lamps.
+
+    Five toys a category, as smallNORB has them, are too few to tell two networks apart. Each design
+    is rendered here in four proportions, which differ by up to 35 % along each axis; the designs of
+    the test toys are others than those of the training toys.
+
+    Args:
+        split: "train" (designs 4, 6, 7, 8, 9 of each category) or "test" (0, 1, 2, 3, 5).
+        progress: called with "synthnorb train", and the images so far and in all of a quarter.
+
+    Returns:
+        Images of 40 × 40 pixels with the targets of smallNORB. The instance is the design plus ten
+        times the number of the proportions; each toy is a group.
+
+    Raises:
+        UnknownNameError: for another split.
+    """
+    parts = []
+    for seed in range(NUM_PROPORTIONS):
+        part = render_synthnorb(split, seed=seed, progress=progress, **SYNTHTOYS)
+        instance = part.targets["instance"] + NUM_TOYS * seed
+        targets = {**part.targets, "instance": instance}
+        groups = toy_numbers(targets["label"], instance)
+        parts.append(replace(part, targets=targets, groups=groups, name="synthtoys"))
+    return concatenate(parts)
+
+
+register_rendered("synthnorb", render_synthnorb)
+register_rendered("synthtoys", render_synthtoys)

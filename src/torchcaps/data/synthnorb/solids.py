@@ -32,6 +32,7 @@ TABLE_ALBEDO = 0.62  # share of light that the table gives back
 EXTENT = 1.15  # half the side of what a photograph shows
 TARGET_HEIGHT = 0.35  # above the table, of the point that the camera looks at
 
+Interval = tuple[Tensor, Tensor]  # distances at which a ray enters and leaves
 Vector = Sequence[float] | np.ndarray
 
 
@@ -133,7 +134,7 @@ class Body:
         self.inverse = _stack([np.linalg.inv(solid.frame) for solid in solids])
         self.top = _stack([solid.top for solid in solids])
 
-    def crossings(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    def crossings(self, origins: Tensor, direction: Tensor) -> Interval:
         """Distances at which parallel rays enter and leave each solid.
 
         Args:
@@ -162,16 +163,6 @@ class Body:
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
-    def first(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance `[rays]` to the nearest solid that a ray enters, or infinity; and that solid."""
-        distance, solid = self.crossings(origins, direction)[0].min(dim=0)
-        return distance, solid
-
-    def covered(self, origins: Tensor, direction: Tensor, skip: float) -> Tensor:
-        """Whether a ray `[rays]` enters what ends more than `skip` away, which stops light."""
-        enter, leave = self.crossings(origins, direction)
-        return ((leave > skip) & (enter > -skip)).any(dim=0)
-
     def normals(self, points: Tensor, solid: Tensor) -> Tensor:
         """Outward unit normals `[rays, 3]` at points `[rays, 3]` on these solids `[rays]`."""
         inverse = self.inverse[solid]
@@ -181,7 +172,17 @@ class Body:
         # A point of the unit cube is on the face that it is nearest to.
         size = local.abs()
         is_face = size >= size.amax(dim=-1, keepdim=True)
-        cone_normals = _cone_normals(local, self.top[solid])
+        # One of a cone is on its mantle or on a lid, as is nearer.
+        x, y, z = local.unbind(dim=-1)
+        top = self.top[solid]
+        slope = (top - 1) / 2
+        radius = (1 + top) / 2 + slope * z
+        mantle = torch.stack([x, y, -radius * slope], dim=-1)
+        zero = torch.zeros_like(x)
+        lid = torch.stack([zero, zero, z.sign()], dim=-1)
+        to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
+        is_lid = (1 - z.abs()).abs() < to_mantle
+        cone_normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
         normals = torch.where(kind == BLOCK, local.sign() * is_face, cone_normals)
         normals = torch.where(kind == BALL, local, normals)
 
@@ -189,7 +190,7 @@ class Body:
         return normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
 
 
-def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> Interval:
     """Where |start + t along|² < 1: both ends of the interval of t.
 
     Args:
@@ -206,14 +207,14 @@ def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Te
     return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
 
 
-def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> Interval:
     """Where every coordinate of start + t along is between -1 and 1; arguments as of the ball."""
     middle = -start / along
     half = 1 / along.abs()
     return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
 
 
-def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> Interval:
     """Between the two lids, the ray is inside where x² + y² < (radius at z)².
 
     This is a quadratic inequality in the distance, a t² + 2 b t + c < 0.
@@ -262,19 +263,6 @@ def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, 
 
 
 INTERSECTIONS = (_intersect_ball, _intersect_block, _intersect_cone)  # by kind
-
-
-def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
-    """Normals of unit cones at points `[points, 3]`: of the mantle or of a lid, as is nearer."""
-    x, y, z = local.unbind(dim=-1)
-    slope = (top - 1) / 2
-    radius = (1 + top) / 2 + slope * z
-    mantle = torch.stack([x, y, -radius * slope], dim=-1)
-    zero = torch.zeros_like(x)
-    lid = torch.stack([zero, zero, z.sign()], dim=-1)
-    to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
-    is_lid = (1 - z.abs()).abs() < to_mantle
-    return torch.where(is_lid.unsqueeze(-1), lid, mantle)
 
 
 SHAPES: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
@@ -392,7 +380,7 @@ def photograph(
     origins += CAMERA_DISTANCE * eye
 
     # What each ray meets first: the body, or else the table.
-    distance, solid = body.first(origins, -eye)
+    distance, solid = body.crossings(origins, -eye)[0].min(dim=0)
     on_table = torch.isinf(distance)
     distance = torch.where(on_table, origins[:, 2] / eye[2], distance)
     points = origins - distance.unsqueeze(-1) * eye
@@ -409,8 +397,10 @@ def photograph(
         cosine = (normals @ to_lamp).clamp(min=0)
         cosine = torch.where(on_table, to_lamp[2], cosine)
         facing = (cosine > 0).nonzero().flatten()
-        in_shadow = body.covered(starts[facing], to_lamp, SHADOW_OFFSET)
-        cosine[facing[in_shadow]] = 0.0
+        # What ends further away than where the ray starts stops the light.
+        enter, leave = body.crossings(starts[facing], to_lamp)
+        stops = (leave > SHADOW_OFFSET) & (enter > -SHADOW_OFFSET)
+        cosine[facing[stops.any(dim=0)]] = 0.0
 
         # And that of the sky.
         light = lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine

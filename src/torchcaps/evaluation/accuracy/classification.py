@@ -7,7 +7,7 @@ accuracy, macro F1 and AUROC are means over classes, defined as in scikit-learn
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from jaxtyping import Int64, Shaped
@@ -24,12 +24,13 @@ from torchcaps.evaluation.accuracy.multilabel import (
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
+    Json,
     Labels,
     Loss,
     TextTable,
     check_scores,
+    proportion,
 )
-from torchcaps.evaluation.forward import proportion
 from torchcaps.functional import margin_loss
 from torchcaps.words import in_words, join_names, percent, rounded
 
@@ -105,7 +106,7 @@ class Evaluation(EvaluationResult):
     loss_name: str = field(default="margin", kw_only=True)
     groups: Labels | None = field(default=None, kw_only=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything but the tensors per sample, ready for JSON.
 
         `calibration_error` is that of the longest capsule's length; `calibration` holds both
@@ -214,6 +215,23 @@ def score(
     predictions = activations.argmax(dim=1)
     cells = labels * num_classes + predictions
     confusion = torch.bincount(cells, minlength=num_classes**2).view(num_classes, -1)
+    num_correct = confusion.diagonal().tolist()
+    num_samples = confusion.sum(dim=1).tolist()
+    num_predicted = confusion.sum(dim=0).tolist()
+    areas = class_areas(activations, multi_hot(labels, num_classes).bool())
+    columns = zip(names, num_correct, num_samples, num_predicted, areas, strict=True)
+    per_class = [
+        ClassAccuracy(
+            name=name,
+            accuracy=_share(correct, count),
+            correct=correct,
+            count=count,
+            precision=_share(correct, predicted),
+            f1=_share(2 * correct, count + predicted),
+            auroc=area,
+        )
+        for name, correct, count, predicted, area in columns
+    ]
     return Evaluation(
         accuracy=proportion(predictions == labels),
         error=proportion(predictions != labels),
@@ -221,7 +239,7 @@ def score(
         loss_name=loss_name,
         num_samples=len(labels),
         classes=names,
-        per_class=_per_class(confusion, activations, labels, names),
+        per_class=per_class,
         confusion=confusion,
         calibration=calibration(activations, labels),
         labels=labels,
@@ -279,31 +297,6 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
     shuffled = labels.cpu()[order]
     examples = [order[shuffled == label][:per_class] for label in shuffled.unique()]
     return torch.cat(examples) if examples else order
-
-
-def _per_class(
-    confusion: Tensor,
-    activations: Activations,
-    labels: Labels,
-    names: Sequence[str],
-) -> list[ClassAccuracy]:
-    num_correct = confusion.diagonal().tolist()
-    num_samples = confusion.sum(dim=1).tolist()
-    num_predicted = confusion.sum(dim=0).tolist()
-    areas = class_areas(activations, multi_hot(labels, len(names)).bool())
-    columns = zip(names, num_correct, num_samples, num_predicted, areas, strict=True)
-    return [
-        ClassAccuracy(
-            name=name,
-            accuracy=_share(correct, count),
-            correct=correct,
-            count=count,
-            precision=_share(correct, predicted),
-            f1=_share(2 * correct, count + predicted),
-            auroc=area,
-        )
-        for name, correct, count, predicted, area in columns
-    ]
 
 
 def _share(part: int, total: int) -> float | None:

@@ -9,6 +9,9 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
 from torchcaps.errors import check_positive, check_shape
+from torchcaps.evaluation.base import Labels
+
+Points = Float[Tensor, "n dim"]
 
 # k-means.
 ITERATIONS = 50
@@ -20,7 +23,7 @@ DECAY = 1e-4
 
 
 def kmeans(
-    points: Float[Tensor, "n dim"],
+    points: Points,
     clusters: int,
     *,
     generator: Generator,
@@ -57,9 +60,9 @@ def kmeans(
 
 
 def nearest(
-    points: Float[Tensor, "n dim"],
+    points: Points,
     centers: Float[Tensor, "clusters dim"],
-) -> Int64[Tensor, " n"]:
+) -> Labels:
     """Return the index of the nearest center of each point."""
     distances = torch.cdist(
         points.double(),
@@ -70,8 +73,8 @@ def nearest(
 
 
 def match_clusters(
-    clusters: Int64[Tensor, " n"],
-    labels: Int64[Tensor, " n"],
+    clusters: Labels,
+    labels: Labels,
     count: int,
 ) -> Int64[Tensor, " count"]:
     """Return the class of each cluster, one to one, that makes most points right.
@@ -99,7 +102,7 @@ def match_clusters(
     return torch.where(class_of <= last, class_of, -1)
 
 
-def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:
+def linear_accuracy(points: Points, labels: Labels) -> float:
     """Return the share of points whose class a linear map tells.
 
     It is fitted on every second point and measured on the others, both ways.

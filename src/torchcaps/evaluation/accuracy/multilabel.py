@@ -22,8 +22,8 @@ from torchcaps.evaluation.base import (
     Labels,
     TextTable,
     check_shares,
+    proportion,
 )
-from torchcaps.evaluation.forward import proportion
 from torchcaps.transfer import widen
 from torchcaps.words import percent, rounded
 
@@ -156,12 +156,17 @@ def score_multilabel(
     is_label = is_label.to(activations.device)
     hits = label_hits(activations, is_label)
     exact = widen((hits == is_label).all(dim=1))
+    deviations = (exact - exact.mean()).cpu()
+    if groups is not None:  # whose deviations add up
+        check_shape("groups", groups, ("n",), n=num_images)
+        _, group_of = groups.cpu().unique(return_inverse=True)
+        deviations = torch.bincount(group_of, deviations)
     return MultiLabel(
         exact=float(exact.mean()),
         error=float(1 - exact.mean()),
         almost=proportion(hits.any(dim=1)),
         per_digit=proportion(hits[is_label]),
-        standard_error=_standard_error(exact.cpu(), groups),
+        standard_error=math.sqrt(float(deviations.square().sum())) / num_images,
         auroc=mean_of_classes(class_areas(activations, is_label)),
         num_samples=num_images,
         num_labels=int(is_label.sum(dim=1).max()),
@@ -215,10 +220,10 @@ def class_areas(
     """
     columns = zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True)
     return [
-        auroc(activation[is_shown], activation[~is_shown])
-        if is_shown.any() and not is_shown.all()
+        auroc(activation[is_member], activation[~is_member])
+        if is_member.any() and not is_member.all()
         else None
-        for activation, is_shown in columns
+        for activation, is_member in columns
     ]
 
 
@@ -226,13 +231,3 @@ def mean_of_classes(figures: Sequence[float | None]) -> float | None:
     """Mean of the classes that have the figure; None where none has it."""
     numbers = [figure for figure in figures if figure is not None]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-def _standard_error(samples: Tensor, groups: Tensor | None) -> float:
-    """Return that of the mean, `sqrt(sum over groups of (sum of deviations)^2) / n`."""
-    deviations = samples - samples.mean()
-    if groups is not None:
-        check_shape("groups", groups, ("n",), n=len(samples))
-        _, group_of = groups.cpu().unique(return_inverse=True)
-        deviations = torch.bincount(group_of, deviations)
-    return math.sqrt(float(deviations.square().sum())) / len(samples)

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
+from torchcaps.evaluation.base import EvaluationResult, Json, TextTable, check_like
 from torchcaps.transfer import widen
 from torchcaps.words import format_metric
 
+Values = Float[Tensor, "n values"]
 FIGURES = ("r2", "mae", "rmse")
 
 
@@ -39,8 +39,8 @@ class ValueFigures(EvaluationResult):
     loss: float
     per_value: dict[str, dict[str, float]]
     num_samples: int
-    true: Float[Tensor, "n values"]
-    predicted: Float[Tensor, "n values"]
+    true: Values
+    predicted: Values
 
     @property
     def summary(self) -> str:
@@ -50,7 +50,7 @@ class ValueFigures(EvaluationResult):
             f"{self.num_samples:,} images{self.extra_words}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The figures, ready for JSON, without the values themselves."""
         figures = super().to_dict()
         del figures["true"], figures["predicted"]
@@ -67,8 +67,8 @@ class ValueFigures(EvaluationResult):
 
 
 def value_figures(
-    true: Float[Tensor, "n values"],
-    predicted: Float[Tensor, "n values"],
+    true: Values,
+    predicted: Values,
     names: Sequence[str],
     *,
     loss: float,

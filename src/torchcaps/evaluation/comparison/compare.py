@@ -32,14 +32,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable
+from torchcaps.evaluation.base import EvaluationResult, Json, TextTable
 from torchcaps.evaluation.comparison.exact import (
     LEVEL,
     MARGIN,
@@ -281,7 +281,7 @@ def compare_answers(
 
 def _infer_exactly(
     only_first: int, only_second: int, n: int, margin: float, adjust: Sequence[float], seed: int
-) -> dict[str, Any]:
+) -> Json:
     """Interval by the bootstrap and exact p-values, by the names of `BaseComparison`."""
     # There are three kinds of images: right for the first alone, for the second alone, and for both
     # or none. How many of each kind a resample with replacement has is multinomial.
@@ -407,7 +407,7 @@ def _infer(
     difference: float,
     margin: float,
     adjust: Sequence[float],
-) -> dict[str, Any]:
+) -> Json:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
     student = error.distribution
     quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2]).tolist()
@@ -423,7 +423,7 @@ def _infer(
     }
 
 
-def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> dict[str, Any]:
+def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> Json:
     """The p-values of a family: by Holm's correction, of equivalence by Bonferroni's."""
     family = 1 + len(adjust)
     return {

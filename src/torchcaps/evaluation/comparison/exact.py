@@ -11,10 +11,8 @@ equivalence are sums over the likely (m, k).
 
 import math
 from bisect import bisect_left
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchcaps.errors import ArgumentError, check_positive, check_range
 
@@ -153,6 +151,7 @@ def equivalence_test(
     Raises:
         ArgumentError: for arguments out of range.
     """
+    from scipy.special import rel_entr
     from scipy.stats import binom
 
     check_range("only_first", only_first, low=0)
@@ -163,8 +162,18 @@ def equivalence_test(
     k = min(only_first, only_second)  # of the one-sided test with the larger p-value
     # Less a little, so that rounding does not exclude test sets of an equal score.
     observed_score = _score(np.array(num_discordant), np.array(k), num_samples, margin) - 1e-9
+    # Shares of discordant images, from the margin to 1, that fit the observed one; none where far
+    # fewer images are discordant than the margin. Chernoff's bound: if n times the divergence is
+    # beyond log(2 / EXCLUDED), an observed share so far from the true one, on either side, has a
+    # probability below EXCLUDED.
+    observed = num_discordant / num_samples
+    shares = np.linspace(margin, 1, 20_001).clip(max=1 - 1e-12)
+    divergence = rel_entr(observed, shares) + rel_entr(1 - observed, 1 - shares)
+    shares = shares[num_samples * divergence <= math.log(2 / EXCLUDED)]
+    if len(shares):
+        shares = np.linspace(shares[0], shares[-1], NUM_SHARES)
     largest = 0.0
-    for discordant in _plausible_shares(num_discordant / num_samples, num_samples, margin):
+    for discordant in shares.tolist():
         m, probability = _probable_discordant(num_samples, discordant)
         # The smallest k of each m whose score is at least the observed one, by bisection.
         low = np.zeros_like(m)
@@ -193,7 +202,7 @@ def check_margin(margin: float) -> None:
         )
 
 
-def _score(m: NDArray[Any], k: NDArray[Any], n: int, margin: float) -> NDArray[Any]:
+def _score(m: np.ndarray, k: np.ndarray, n: int, margin: float) -> np.ndarray:
     """Return Tango's score of k of m discordant images, of n: (2 k - m + n margin) / deviation.
 
     It is how far the first model is above the second less the margin. The deviation is the standard
@@ -209,22 +218,7 @@ def _score(m: NDArray[Any], k: NDArray[Any], n: int, margin: float) -> NDArray[A
     return np.asarray((2 * k - m + n * margin) / np.sqrt(variance.clip(min=1e-12)))
 
 
-def _plausible_shares(observed_share: float, n: int, margin: float) -> list[float]:
-    """Return shares of discordant images, from the margin to 1, that fit the observed one.
-
-    The list is empty where none fits: far fewer images are discordant than the margin.
-    """
-    from scipy.special import rel_entr
-
-    # Chernoff's bound: if n times the divergence is beyond log(2 / EXCLUDED), an observed share so
-    # far from the true one, on either side, has a probability below EXCLUDED.
-    shares = np.linspace(margin, 1, 20_001).clip(max=1 - 1e-12)
-    divergence = rel_entr(observed_share, shares) + rel_entr(1 - observed_share, 1 - shares)
-    plausible = shares[n * divergence <= math.log(2 / EXCLUDED)]
-    return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist() if len(plausible) else []
-
-
-def _probable_discordant(n: int, discordant: float) -> tuple[NDArray[Any], NDArray[Any]]:
+def _probable_discordant(n: int, discordant: float) -> tuple[np.ndarray, np.ndarray]:
     """Return likely counts m of discordant images among n, and their probabilities (of sum 1).
 
     discordant: true share of discordant images.

@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Bool
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
@@ -104,11 +103,11 @@ class Uncertainty:
     def seeds_needed(self, difference: float) -> int | None:
         """The least runs of each method that see a difference; see the function of this name."""
 
-        def is_seen(num_runs: int) -> bool:
+        def is_visible(num_runs: int) -> bool:
             student = self.with_runs(num_runs).distribution
             return bool(student.ppf([1 - LEVEL / 2, POWER]).sum() <= difference)
 
-        fewest = bisect_left(range(MAX_SEEDS + 1), True, lo=2, key=is_seen)
+        fewest = bisect_left(range(MAX_SEEDS + 1), True, lo=2, key=is_visible)
         return fewest if fewest <= MAX_SEEDS else None
 
 
@@ -130,7 +129,17 @@ def estimate_uncertainty(
         ArgumentError: not one label an image, or less than two groups.
     """
     n = first.shape[1]
-    group_of_image = np.arange(n) if groups is None else number_groups(groups, n)
+    group_of_image = np.arange(n)
+    if groups is not None:
+        labels = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
+        if labels.shape != (n,):
+            raise ArgumentError(
+                "groups", f"expected one label for each of {n} images, got {list(labels.shape)}"
+            )
+        names, group_of_image = np.unique(labels, return_inverse=True)
+        if len(names) < 2:
+            raise ArgumentError("groups", f"expected two groups or more, got {len(names)}")
+        group_of_image = group_of_image.reshape(-1)
     sizes = np.bincount(group_of_image).astype(float)
     num_units = len(sizes)
     runs = [answers.cpu().double().numpy() for answers in (first, second)]
@@ -153,28 +162,6 @@ def estimate_uncertainty(
     effective_units = sizes.sum() ** 2 / (sizes**2).sum()
     num_groups = None if groups is None else num_units
     return Uncertainty(float(image_variance), float(effective_units), tuple(seeds), num_groups)
-
-
-def number_groups(groups: object, num_images: int) -> NDArray[np.int64]:
-    """Groups as integers from 0.
-
-    Args:
-        groups: a label for each image, integers or texts, in an array, tensor or list.
-        num_images: n.
-
-    Raises:
-        ArgumentError: not one label an image, or less than two groups.
-    """
-    labels = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
-    if labels.shape != (num_images,):
-        raise ArgumentError(
-            "groups",
-            f"expected one label for each of {num_images} images, got {list(labels.shape)}",
-        )
-    names, group_of_image = np.unique(labels, return_inverse=True)
-    if len(names) < 2:
-        raise ArgumentError("groups", f"expected two groups or more, got {len(names)}")
-    return group_of_image.reshape(-1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -22,20 +22,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.data.augment.spatial import inverse_map
+from torchcaps.data.augment.changes import inverse_map
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
     Images,
     Labels,
+    Series,
+    batches,
     capsule_model,
     check_images,
     check_labeled,
     check_labels,
-)
-from torchcaps.evaluation.forward import (
-    batches,
     evaluating,
     image_activations,
     proportion,
@@ -60,8 +59,8 @@ class AffineCurve:
     """
 
     unit: str
-    amounts: tuple[float, ...]
-    accuracy: tuple[float, ...]
+    amounts: Series
+    accuracy: Series
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def transform_images(
     theta = torch.cat([inverse * half / half.unsqueeze(1), (offset / half).unsqueeze(1)], dim=1)
     theta = theta.to(images).expand(len(images), -1, -1)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
 
 
 def affine_sweep(
@@ -153,7 +152,6 @@ def affine_sweep(
     check_labeled(images, labels)
     check_range("number of amounts", sum(map(len, (rotation, scale, shear, shift))), low=1)
     activations = image_activations(model, images)
-    check_labels(labels, activations.shape[1])
     curves = {
         kind: AffineCurve(
             UNITS[kind],
@@ -198,11 +196,11 @@ class Equivariance(EvaluationResult):
         num_samples: images that the figures are of.
     """
 
-    amounts: tuple[float, ...]
-    equivariant: tuple[float, ...]
-    invariant: tuple[float, ...]
-    activation_change: tuple[float, ...]
-    agreement: tuple[float, ...]
+    amounts: Series
+    equivariant: Series
+    invariant: Series
+    activation_change: Series
+    agreement: Series
     num_samples: int
 
 

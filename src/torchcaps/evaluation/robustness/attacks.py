@@ -27,11 +27,10 @@ from torchcaps.evaluation.base import (
     Images,
     Labels,
     Loss,
+    Series,
+    batches,
     check_labeled,
     check_labels,
-)
-from torchcaps.evaluation.forward import (
-    batches,
     eval_mode,
     image_activations,
     proportion,
@@ -220,6 +219,7 @@ def carlini_wagner(
     check_positive(steps=steps, searches=searches)
 
     def search(x: Tensor, y: Tensor) -> Tensor:
+        label_index = y.unsqueeze(1)
         nearest = x.clone()
         distance = torch.full((len(x),), torch.inf, device=x.device)
         low = torch.zeros_like(distance)
@@ -233,7 +233,10 @@ def carlini_wagner(
                 with torch.enable_grad():
                     changed = (torch.tanh(w) + 1) / 2
                     square = (changed - x).square().flatten(1).sum(dim=1)
-                    lead = _lead(model(changed).float(), y)
+                    # The logit of each image's label, less the largest of another class.
+                    z = torch.logit(model(changed).float(), eps=EDGE) / 2  # atanh(2 |v| - 1)
+                    rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
+                    lead = (z.gather(1, label_index) - rival).squeeze(1)
                     loss = (square + c * lead.clamp(min=0)).sum()
                 norm = torch.where(lead < 0, square.sqrt(), torch.inf).detach()
                 is_nearer = (norm < distance).view(-1, 1, 1, 1)
@@ -249,14 +252,6 @@ def carlini_wagner(
         return nearest
 
     return attack_batches(model, images, labels, search)
-
-
-def _lead(activation: Tensor, labels: Tensor) -> Tensor:
-    """The logit of each image's label, less the largest of another class."""
-    z = torch.logit(activation, eps=EDGE) / 2  # atanh(2 |v| - 1)
-    label_index = labels.unsqueeze(1)
-    rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
-    return (z.gather(1, label_index) - rival).squeeze(1)
 
 
 def sign_noise(images: Images, eps: float) -> Images:
@@ -430,21 +425,17 @@ def attack_sweep(
     for strength in eps:
         changed = METHODS[attack](model, images, labels, strength, **options)
         after = right_answers(model, changed, labels)
-        outcomes.append(_outcome(strength, before, after, changed.cpu() - images.cpu()))
+        turned = before & ~after
+        norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)[turned]
+        outcome = AttackOutcome(
+            eps=float(strength),
+            accuracy=proportion(after),
+            success=float(turned.sum() / before.sum()) if before.any() else None,
+            distance=float(norms.mean()) if turned.any() else None,
+        )
+        outcomes.append(outcome)
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
-
-
-def _outcome(eps: float, before: Tensor, after: Tensor, change: Images) -> AttackOutcome:
-    """Return the figures of images that were answered rightly before and after a change."""
-    turned = before & ~after
-    norms = change.flatten(1).norm(dim=1)
-    return AttackOutcome(
-        eps=float(eps),
-        accuracy=proportion(after),
-        success=float(turned.sum() / before.sum()) if before.any() else None,
-        distance=float(norms[turned].mean()) if turned.any() else None,
-    )
 
 
 class MaskingCheck(TypedDict):
@@ -487,8 +478,8 @@ class MaskingReport(EvaluationResult):
     bim: float
     pgd: float
     large: float
-    loss_eps: tuple[float, ...]
-    losses: tuple[float, ...]
+    loss_eps: Series
+    losses: Series
     silent: float
 
     derived = ("passed", "verdict", "checks")

@@ -23,9 +23,10 @@ from torchcaps.evaluation.base import (
     Labels,
     check_labeled,
     check_like,
+    image_activations,
+    proportion,
 )
-from torchcaps.evaluation.decoding.reconstruction import reconstructions
-from torchcaps.evaluation.forward import image_activations, proportion
+from torchcaps.evaluation.decoding import reconstructions
 from torchcaps.transfer import widen
 
 RECALL = 0.95  # share of known images that are accepted

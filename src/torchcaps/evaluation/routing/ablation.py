@@ -18,11 +18,13 @@ from torchcaps.evaluation.base import (
     EvaluationResult,
     Images,
     Labels,
+    Series,
     check_labeled,
     check_labels,
+    image_activations,
+    proportion,
 )
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, format_points
-from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy
 from torchcaps.evaluation.routing.layers import (
     ROUTED_BATCH,
@@ -111,10 +113,10 @@ class IterationDynamics(EvaluationResult):
     """
 
     iterations: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    changed: tuple[float, ...]
-    entropy: dict[str, tuple[float, ...]]
-    straightness: dict[str, tuple[float, ...]]
+    accuracy: Series
+    changed: Series
+    entropy: dict[str, Series]
+    straightness: dict[str, Series]
     class_straightness: tuple[tuple[float | None, ...], ...]
 
     derived = ("verdict",)
@@ -211,8 +213,8 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
     last = max(router.num_iterations for router in routers.values())
     labels = labels.cpu()
     answers = []
-    entropy: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
-    straight: defaultdict[str, tuple[float, ...]] = defaultdict(tuple)
+    entropy: defaultdict[str, Series] = defaultdict(tuple)
+    straight: defaultdict[str, Series] = defaultdict(tuple)
     straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
@@ -224,7 +226,9 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
                 entropy[name] += (coupling_entropy(trace).mean,)
                 straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:
-            straight_by_class.append(_mean_of_class(straightness, labels))
+            of_class = [straightness[labels == k, k] for k in range(straightness.shape[1])]
+            means = (float(row.mean()) if len(row) else None for row in of_class)
+            straight_by_class.append(tuple(means))
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
         accuracy=tuple(proportion(answer == labels) for answer in answers),
@@ -233,14 +237,3 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
         straightness=dict(straight),
         class_straightness=tuple(straight_by_class),
     )
-
-
-def _mean_of_class(figures: Tensor, labels: Labels) -> tuple[float | None, ...]:
-    """The figure of each class, a mean over its images; None for a class without images.
-
-    Args:
-        figures: `[n, classes]`.
-        labels: `[n]` true classes.
-    """
-    of_class = [figures[labels == label, label] for label in range(figures.shape[1])]
-    return tuple(float(members.mean()) if len(members) else None for members in of_class)

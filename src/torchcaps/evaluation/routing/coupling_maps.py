@@ -25,10 +25,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_shape
-from torchcaps.evaluation.base import Activations, Images, Labels, check_images, check_labels
-from torchcaps.evaluation.forward import batches, evaluating
+from torchcaps.evaluation.base import (
+    Activations,
+    Images,
+    Labels,
+    batches,
+    check_images,
+    check_labels,
+    evaluating,
+)
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
-from torchcaps.functional.fields import ConvField, Field
+from torchcaps.functional.fields import ConvField
 from torchcaps.functional.geometry import Slide
 from torchcaps.nn import RoutedLayer, RoutingTrace, record_routing
 from torchcaps.types import Capsules
@@ -249,12 +256,19 @@ def places_of(model: nn.Module) -> Iterator[Places]:
     places = Places()
 
     def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        slide = None  # for padding by name, dilated kernels, and other fields
         if isinstance(module, nn.Conv2d):
-            places.add(_convolution_slide(module), inputs[0].shape[2:], output.shape[2:])
+            if not isinstance(module.padding, str) and module.dilation == (1, 1):
+                slide = Slide(module.kernel_size, module.stride, module.padding)
+            places.add(slide, inputs[0].shape[2:], output.shape[2:])
         elif isinstance(module, RoutedLayer) and output.pose.dim() == 5:
             pose = inputs[0].pose if isinstance(inputs[0], Capsules) else inputs[0]
             before = pose.shape[1:-2]
-            places.add(_field_slide(module.field(*before)), before, output.pose.shape[1:3])
+            windows = module.field(*before)
+            if type(windows) is ConvField:
+                sizes = (windows.kernel, windows.stride, windows.padding)
+                slide = Slide._make((size, size) for size in sizes)
+            places.add(slide, before, output.pose.shape[1:3])
         if isinstance(output, Capsules) and output.pose.dim() == 5:
             places.maps.append(CapsuleMap(output, places.slides))
 
@@ -262,17 +276,3 @@ def places_of(model: nn.Module) -> Iterator[Places]:
         for module in model.modules():
             stack.callback(module.register_forward_hook(record).remove)
         yield places
-
-
-def _convolution_slide(layer: nn.Conv2d) -> Slide | None:
-    """Return how a convolution slides; None for padding by name and dilated kernels."""
-    if isinstance(layer.padding, str) or layer.dilation != (1, 1):
-        return None
-    return Slide(layer.kernel_size, layer.stride, layer.padding)
-
-
-def _field_slide(field: Field) -> Slide | None:
-    """Return how the windows of a routed layer slide; None for any other field."""
-    if type(field) is not ConvField:
-        return None
-    return Slide._make((size, size) for size in (field.kernel, field.stride, field.padding))

@@ -24,8 +24,18 @@ from torch import Tensor, nn
 from torch.special import entr
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Images, Labels, check_labeled, check_labels
-from torchcaps.evaluation.forward import batches, device_of, eval_mode, evaluating, proportion
+from torchcaps.evaluation.base import (
+    Images,
+    Labels,
+    Series,
+    batches,
+    check_labeled,
+    check_labels,
+    device_of,
+    eval_mode,
+    evaluating,
+    proportion,
+)
 from torchcaps.evaluation.routing.layers import ROUTED_BATCH, children_of
 from torchcaps.functional import margin_loss
 from torchcaps.nn import RoutingTrace
@@ -332,8 +342,8 @@ class ActivationDecay:
     """
 
     layers: tuple[str, ...]
-    median: tuple[float, ...]
-    strongest: tuple[float, ...]
+    median: Series
+    strongest: Series
 
     @property
     def verdict(self) -> str:

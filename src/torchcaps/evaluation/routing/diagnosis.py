@@ -15,9 +15,17 @@ from torch import nn
 
 from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, Images, Labels, TextTable, check_labels
+from torchcaps.evaluation.base import (
+    EvaluationResult,
+    Images,
+    Json,
+    Labels,
+    TextTable,
+    check_labels,
+    proportion,
+    right_answers,
+)
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
-from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
@@ -193,13 +201,13 @@ class Diagnosis(EvaluationResult):
         course = self.iterations
         rows = [list(filter(None, row)) for row in course.class_straightness]
         straight = tuple(sum(row) / len(row) for row in rows if row)
-        where = "for the true class"
+        place = "for the true class"
         if not straight and course.straightness:
             straight = list(course.straightness.values())[-1]
-            where = "for a parent"
+            place = "for a parent"
         if not straight:
             return []
-        answer = f"straightness {where}: {' → '.join(f'{figure:.2f}' for figure in straight)}"
+        answer = f"straightness {place}: {' → '.join(f'{figure:.2f}' for figure in straight)}"
         passed = straight[-1] > SHARPER * straight[0]
         return [Check(passed, "Does routing bring votes to agree?", answer)]
 
@@ -213,10 +221,10 @@ class Diagnosis(EvaluationResult):
     ) -> list[Check]:
         """The check of one measure for the layer where it is worst; none if no layer has it."""
         measures = [(getattr(layer, name), layer.name) for layer in self.layers]
-        known = [(measure, layer) for measure, layer in measures if measure is not None]
-        if not known:
+        pairs = [(measure, layer) for measure, layer in measures if measure is not None]
+        if not pairs:
             return []
-        worst, layer = max(known, key=lambda pair: badness(pair[0]))
+        worst, layer = max(pairs, key=lambda pair: badness(pair[0]))
         place = f", {layer}" if len(self.layers) > 1 else ""
         return [Check(passes(worst), question, words(worst) + place)]
 
@@ -245,7 +253,7 @@ class Diagnosis(EvaluationResult):
                 sentences[f"{layer.name}: {measure}"] = sentence
         return sentences
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         checks = [check._asdict() for check in self.checks()]
         return super().to_dict() | {
             "verdict": self.verdict,
@@ -297,7 +305,7 @@ def diagnose(
     course = {"children": couplings.capsule_activity(first.extras["children"])}
     layers = []
     for name, trace in traces.items():
-        measures: dict[str, Any] = {"starvation": starvation[name]}
+        measures: Json = {"starvation": starvation[name]}
         if routers[name].normalized:
             measures["entropy"] = couplings.coupling_entropy(trace)
             measures["dynamics"] = couplings.coupling_dynamics(trace, labels)

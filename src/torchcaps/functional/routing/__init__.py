@@ -1,8 +1,5 @@
 """One file, one published routing algorithm: the readable reference."""
 
-from torchcaps.functional.routing.dynamic import dynamic_routing as dynamic_routing
-from torchcaps.functional.routing.em import em_routing as em_routing
-from torchcaps.functional.routing.fixed import (
-    random_routing as random_routing,
-    uniform_routing as uniform_routing,
-)
+from torchcaps.registry import lazy_names
+
+__all__, __getattr__ = lazy_names(__name__, __file__)

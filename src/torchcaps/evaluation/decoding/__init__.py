@@ -1,1 +1,0 @@
-"""Images that a decoder draws from class capsules."""
