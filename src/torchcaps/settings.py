@@ -143,7 +143,10 @@ class TaskSettings(SettingsGroup):
     """Task, loss and metrics."""
 
     name: str = setting(
-        "auto", "auto: the task that the model declares and the data allows", name="task"
+        "auto",
+        "auto: the task that the model declares and the data allows; regress predicts numbers, such as "
+        "the values of an .npz",
+        name="task",
     )
     loss: str = setting("auto", "auto: the loss of the model's paper")
     reconstruction: float | None = setting(

@@ -174,6 +174,7 @@ INK = (IMAGES > 100).astype(np.uint8)
         ({"labels": LABELS / 8}, "value", LABELS[:, None] / 8),
         ({"masks": 255 * INK[..., None]}, "mask", INK),
         ({"labels": LABELS.astype(float)}, "label", LABELS),
+        ({"values": LABELS}, "value", LABELS[:, None]),
     ],
 )
 def test_targets_of_other_tasks_are_read_and_split(save, labels, target, rows):

@@ -11,7 +11,7 @@ import torch
 
 from torchcaps.data import Preprocess
 from torchcaps.data.inputs import list_inputs
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DataError
 
 from .makers import pack, picture
 
@@ -105,3 +105,6 @@ def test_pictures_in_memory_have_no_name():
     assert [element.source.shape for element in elements[:4]] == [(3, 8, 6)] * 3 + [(8, 6)]
     assert len(list(list_inputs(torch.rand(4, 3, 8, 6), PREPROCESS))) == 4
     assert len(list(list_inputs(picture(), PREPROCESS))) == 1
+    assert PREPROCESS(image.bfloat16()).shape == (3, 8, 6)
+    with pytest.raises(ArgumentError, match="expected paths, pictures, arrays .* got None"):
+        next(list_inputs(None, PREPROCESS))

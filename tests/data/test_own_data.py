@@ -188,7 +188,7 @@ def test_several_columns_of_labels_of_which_one_may_be_empty(tmp_path):
     ("labels", "message"),
     [
         ([[-1, 0], [0, 1]], "expected labels of 0 and 1"),
-        ([[1, 1], [0, 0]], "one or more 1 for each image"),
+        ([[1, 1], [0, 0]], "one or more classes for each image, got none for 1 of them"),
     ],
 )
 def test_unsuitable_rows_of_labels_are_refused(labels, message):

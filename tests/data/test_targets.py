@@ -43,6 +43,8 @@ HALF = np.stack([MASK > 0, MASK == 0])
         (np.array([[0.5, 3.0], [1.0, 2.0]]), None, "value", [[0.5, 3.0], [1.0, 2.0]], None),
         (np.array([[4.0, 3.0], [1.0, 2.0]]), None, "value", [[4.0, 3.0], [1.0, 2.0]], None),
         ([3, 17], "value", "value", [[3.0], [17.0]], None),
+        (torch.tensor([1, 0], dtype=torch.bfloat16), None, "label", [1, 0], "01"),
+        (torch.tensor([0.5, 2]).bfloat16(), None, "value", [[0.5], [2.0]], None),
         ({"value": [3, 17]}, None, "value", [[3.0], [17.0]], None),
     ],
 )

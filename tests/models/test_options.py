@@ -97,6 +97,7 @@ REFUSALS = [
     ("inverted_attention", {"iterations": 0}, "iterations: expected at least 1, got 0"),
     ("matrix_caps", {"primary_types": 0}, "primary_types: expected at least 1, got 0"),
     ("matrix_caps", {"convention": "al"}, "unknown convention"),
+    ("resnet20", {"unknown": 1}, "resnet20 takes no .*unknown=1 "),
     ("resnet20", {"width": 0}, "width: expected at least 1, got 0"),
     ("resnet20", {"num_classes": 0}, "num_classes: expected at least 1, got 0"),
     ("resnet20", {"shortcut": "C"}, "unknown shortcut 'C'; known: A, B"),

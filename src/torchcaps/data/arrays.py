@@ -23,6 +23,8 @@ ARRAY_NAMES = (
     ("x", "y"),
     ("{split}_images", "{split}_masks"),
     ("images", "masks"),
+    ("{split}_images", "{split}_values"),
+    ("images", "values"),
 )
 
 
@@ -39,7 +41,8 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
     width]`, where the one axis of at most 4 is the channels. They are uint8, uint16 (65535 becomes
     255), or floats in [0, 1]. Labels are `[n]` or `[n, 1]`: integers from 0, or names; or in another
     form of `torchcaps.data.targets`, such as 0 and 1 `[n, classes]`, masks and real numbers. Masks
-    may also be called so: `masks`, `train_masks`, ....
+    may also be called so: `masks`, `train_masks`, .... `values` are numbers to predict, also whole
+    ones.
 
     Args:
         path: of the file.
@@ -68,7 +71,8 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         if labels.shape[:1] != images.shape[:1]:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
         training_labels = arrays[training_names[1]] if training_names else labels
-        targets = _read_labels(path, labels, training_labels, arrays.get("classes"))
+        key = "value" if names[1].endswith("values") else "label"
+        targets = _read_labels(path, key, labels, training_labels, arrays.get("classes"))
         pixels = array_images(str(path), images, request.in_chans)
     dataset = Dataset(pixels, targets.tensors, targets.classes, path.stem)
     if names not in ARRAY_NAMES:  # of a split
@@ -94,7 +98,7 @@ def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
 
 
 def _read_labels(
-    path: Path, labels: np.ndarray, training_labels: np.ndarray, names: np.ndarray | None
+    path: Path, key: str, labels: np.ndarray, training_labels: np.ndarray, names: np.ndarray | None
 ) -> Targets:
     """Labels of a split in the form of those of the training split, and with its classes."""
     classes: tuple[str, ...] = ()
@@ -103,8 +107,8 @@ def _read_labels(
     is_numbered = names is not None and labels.dtype.kind != "U"
     indices = numbered(str(path), len(classes) - 1) if is_numbered else classes
     try:
-        read = read_targets(training_labels, indices)
-        read = read_targets(labels, read.classes, forms=read.forms)
+        read = read_targets({key: training_labels}, indices)
+        read = read_targets({key: labels}, read.classes, forms=read.forms)
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from None
     return read._replace(classes=classes or read.classes)

@@ -432,8 +432,15 @@ def check_targets(images: Dataset) -> None:
         if target == "label":
             check_labels(name, rows, images.classes)
         elif target == "labels":
-            if not ((rows == 0) | (rows == 1)).all() or not rows.any(dim=1).all():
-                raise DataError(f"{name}: expected labels of 0 and 1, one or more 1 for each image")
+            empty = (rows.any(dim=1) == 0).nonzero().flatten().tolist()
+            if empty:
+                raise DataError(
+                    f"{name}: expected one or more classes for each image, got none for "
+                    f"{len(empty):,} of them, the first is image {empty[0]}; give these a class of "
+                    "their own, or leave them out"
+                )
+            if not ((rows == 0) | (rows == 1)).all():
+                raise DataError(f"{name}: expected labels of 0 and 1, got others")
         elif target == "mask" and int(rows.max()) >= images.num_classes:
             largest = int(rows.max())
             raise DataError(f"{name}: class {largest} of a mask is none of {images.num_classes}")

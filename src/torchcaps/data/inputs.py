@@ -6,7 +6,7 @@ files in one folder, or of one pattern.
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torchcaps.data.folder import archive_members
 from torchcaps.data.images import ARCHIVES, contents_note, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DataError
 
 BATCH_AXES = 4  # of an array of several images
 
@@ -51,11 +51,18 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
             `[n, channels, height, width]`. One of these, or an iterable of them.
         preprocess: says which files of a folder, archive or pattern are inputs.
 
+    Raises:
+        ArgumentError: none of these.
+
     Yields:
         The inputs. What is not there, or holds nothing, is an input whose source is a DataError.
     """
     if isinstance(inputs, Picture) and getattr(inputs, "ndim", 0) != BATCH_AXES:
         inputs = [inputs]
+    if not isinstance(inputs, Iterable):
+        raise ArgumentError(
+            "inputs", f"expected paths, pictures, arrays or an iterable of them, got {inputs!r}"
+        )
     for element in inputs:
         if isinstance(element, str | Path):
             yield from _list_path(str(element), preprocess)

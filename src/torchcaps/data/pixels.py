@@ -210,6 +210,11 @@ def check_finite(source: str, inputs: Shaped[Tensor, "n ..."], kind: str) -> Non
         )
 
 
+def tensor_array(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array; numpy has no bfloat16, which becomes float32."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+
+
 def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
     """Images as float32: bytes in [0, 1], floats as they are."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()

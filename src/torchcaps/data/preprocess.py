@@ -25,6 +25,7 @@ from torchcaps.data.pixels import (
     check_pixels,
     fit_images,
     size_pair,
+    tensor_array,
     to_channels,
     to_float,
 )
@@ -52,7 +53,7 @@ def read_picture(
     """
     if not isinstance(image, np.ndarray | Tensor):
         return decode_image(image, size, in_chans, name=name)[None]
-    array = torch.as_tensor(image).numpy(force=True)
+    array = tensor_array(torch.as_tensor(image))
     images = array_images("image", array[None], in_chans)
     return fit_images(images, size, in_chans).clone()
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torchcaps.data.dataset import numbered
 from torchcaps.data.images import natural_key
 from torchcaps.data.masks import MAX_MASK_VALUE
+from torchcaps.data.pixels import tensor_array
 from torchcaps.errors import ArgumentError
 
 # Names in a mapping, and the target that each of them is.
@@ -121,7 +122,7 @@ def read_targets(
 def to_array(rows: Any) -> np.ndarray:
     """Rows as an array; rows of several lengths as an array `[n]` of them."""
     if isinstance(rows, Tensor):
-        return rows.detach().cpu().numpy()
+        return tensor_array(rows)
     if isinstance(rows, list | tuple) and rows and isinstance(rows[0], Tensor):
         rows = list(map(to_array, rows))
     try:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace as with_changes
@@ -63,6 +63,16 @@ class ModelInfo:
     named: bool = False
     control: str = ""
     control_options: tuple[str, ...] = ()
+
+
+class OptionError(TypeError, ValueError):
+    """An option that a model does not take."""
+
+
+def option_error(name: str, options: Mapping[str, Any], reason: Exception) -> OptionError:
+    """The error of a model of this name that refuses its options."""
+    wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    return OptionError(f"{name} takes no {wording} ({str(reason).splitlines()[0]})")
 
 
 MODELS: Registry[tuple[Builder, ModelInfo]] = Registry("model")
@@ -251,7 +261,12 @@ def construct_model(
             sizes[key] = getattr(info, key)
     if not info.num_classes:
         del sizes["num_classes"]
-    model = builder(**sizes, **options)
+    try:
+        model = builder(**sizes, **options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise option_error(name, options, error) from error
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
     all_options = {**sizes, **options, **metadata.options}

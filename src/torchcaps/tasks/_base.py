@@ -132,7 +132,8 @@ class Task(nn.Module):
             raise ArgumentError("task", f"{self.name} takes {takes}, got {type(model).__name__}")
         if images is not None and not self.supports(images):
             missing = [name for name in self.targets if name not in images.targets]
-            advice = [f"; give {name!r} by name, as labels={{{name!r}: ...}}" for name in missing]
+            way = "; give {0!r} by name, as labels={{{0!r}: ...}} or {1}s in an .npz"
+            advice = [way.format(name, name.rstrip("s")) for name in missing]
             raise ArgumentError(
                 "task",
                 f"{self.name} takes {self.data}, got {images!r} with the targets "

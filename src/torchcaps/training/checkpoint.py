@@ -28,7 +28,7 @@ from torchcaps.errors import (
 )
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
-from torchcaps.models._registry import construct_model
+from torchcaps.models._registry import OptionError as OptionError, construct_model, option_error
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
 from torchcaps.training.files import (
@@ -53,10 +53,6 @@ from torchcaps.types import (
 Builder = Callable[..., nn.Module]
 HUB = "hf:"  # before the name of a repository
 SEPARATOR = ":"  # between a module and what it defines, as in entry points
-
-
-class OptionError(ValueError):
-    """An option that a model does not take."""
 
 
 def describe_model(
@@ -129,13 +125,11 @@ def build_model(
                     sizes["classes"] = classes
                 model = construct_model(name, sizes, options, device)
     except (TypeError, ArgumentError) as error:
-        if isinstance(error, UnknownNameError):
+        if isinstance(error, UnknownNameError | OptionError):
             raise
         if getattr(error, "argument", None) not in (None, *options):
             raise
-        wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        reason = str(error).splitlines()[0]
-        raise OptionError(f"{name} takes no {wording} ({reason})") from error
+        raise option_error(name, options, error) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
     metadata = replace(

@@ -60,15 +60,13 @@ class InitialWeights:
                 for name in _class_weights(description):
                     del self.tensors[name]
         network = find_network(model)
-        module = network.outer if isinstance(network, WrappedNetwork) else unwrap(network)
+        module = unwrap(network)
+        if isinstance(network, WrappedNetwork):
+            module = network.outer
+            if not fitting_weights(module.state_dict(), self.tensors):
+                module = unwrap(network.entry)
         state = module.state_dict()
-        weights = self.tensors
-        if isinstance(network, WrappedNetwork) and not fitting_weights(state, weights):
-            # Those of a network, by their names in the modules around it.
-            entry = unwrap(network.entry)
-            [path] = [path for path, part in module.named_modules() if part is entry]
-            weights = {f"{path}.{name}": tensor for name, tensor in weights.items()}
-        loaded = take_weights(module, weights)
+        loaded = take_weights(module, self.tensors)
         if not loaded:
             raise ArgumentError(
                 "init",
