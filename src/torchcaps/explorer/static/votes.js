@@ -197,13 +197,12 @@ addView("votes", "Votes", (panel) => {
     const voters = countVoters(look.votes, step.weights, label);
     const name = page.source.head.classes[label];
     legend.textContent =
-      "Each class has its place on the rim, and its line goes there: all votes for it, tip to tail. The dot is the capsule: " +
-      "the rim is length 1. The line is scaled to end at the dot, and its bends may pass the rim; they are drawn " +
-      `along two axes of the ${look.votes.dim} numbers of a vote.`;
+      "All votes for a class, tip to tail, lead toward its place on the rim. The dot is the capsule (rim: length 1); " +
+      `the line is scaled to end there, and may touch the rim. Its bends show 2 axes of ${look.votes.dim} numbers.`;
     caption.textContent =
       between +
       `Straightness of ${name}: ${two(rosette.last.paths[label].straightness)}, of the others ${two(mean)}. ` +
-      `Half of its line's votes, by length, come from ${voters} of ${look.votes.children} children.`;
+      `Half of its votes' total length comes from ${voters} of ${look.votes.children} children.`;
     describeChild(words, slider, rosette.last.orders[label], step, label);
   };
 });
