@@ -7,7 +7,7 @@ const NAMES_OF_AXES = { across: "position →", down: "position ↓" };
 
 addView("pose", "Pose", (panel) => {
   const drawing = make("canvas", { id: "pose-drawing", role: "img" });
-  const difference = make("canvas", { role: "img", "aria-label": "Difference of two drawings: blue is more, orange less" });
+  const difference = make("canvas", { role: "img", "aria-label": "Difference of two drawings: blue is added, orange removed" });
   const changes = make("span");
   const note = make("p", { class: "quiet" });
   const sliders = make("div", { class: "sliders" });
@@ -36,11 +36,11 @@ addView("pose", "Pose", (panel) => {
     const [before, after] = [await source.draw(base, label), await source.draw(pose, label)];
     paint(drawing, after, source.head.shape);
     let changed = after;
-    changes.textContent = "what you changed: blue is more, orange less";
+    changes.textContent = "your change: blue is added, orange removed";
     if (axes && pose.every((value, d) => value === base[d])) {
       const step = amounts[touched] > 0 ? -2 : 2;
       changed = await source.draw(moved(touched, step), label);
-      changes.textContent = `what ${nameOf(axes, touched)} ${step > 0 ? "+" : "−"}2 would change: blue is more, orange less`;
+      changes.textContent = `“${nameOf(axes, touched)}” ${step > 0 ? "+" : "−"} 2 would add blue and remove orange`;
     }
     paintDifference(difference, changed.map((value, n) => value - before[n]), source.head.shape);
     drawing.setAttribute("aria-label", `Drawing of ${source.head.classes[label]}, length ${two(Math.hypot(...pose))}`);

@@ -152,12 +152,12 @@ addView("votes", "Votes", (panel) => {
   function makeSteps() {
     row.replaceChildren();
     for (const [step, title] of nameSteps(page.look)) {
-      row.append(make("button", { "data-step": step, onclick: () => goTo(step) }, title));
+      row.append(make("button", { "data-step": step, onclick: () => goTo(step) }, title.replace(" iterations", "")));
     }
     if (row.children.length > 1) row.append(make("button", { onclick: page.play }, "▶ Play"));
   }
 
-  /** Marks the step that is shown; none on the way between two. */
+  /** Marks the step that is shown; none on the way between two, which it tells. */
   function markSteps() {
     const names = nameSteps(page.look);
     const current = page.step === "last" ? names.at(-1)[0] : page.step;
@@ -165,7 +165,7 @@ addView("votes", "Votes", (panel) => {
     for (const button of row.querySelectorAll("[data-step]")) {
       button.setAttribute("aria-pressed", !isMoving && button.dataset.step === String(current));
     }
-    return isMoving ? "Between two iterations. " : "";
+    return isMoving;
   }
 
   function point(event) {
@@ -189,7 +189,7 @@ addView("votes", "Votes", (panel) => {
       panel.replaceChildren(rosette.svg, legend, row, caption, child);
       makeSteps();
     }
-    const between = markSteps();
+    const isMoving = markSteps();
     const label = chosenOf(look);
     rosette.last = rosette.draw(look, step, page.pinned, page.child);
     const others = rosette.last.paths.filter((_, k) => k !== label);
@@ -198,11 +198,10 @@ addView("votes", "Votes", (panel) => {
     const name = page.source.head.classes[label];
     legend.textContent =
       "All votes for a class, tip to tail, lead toward its place on the rim. The dot is the capsule (rim: length 1); " +
-      `the line is scaled to end there, and may touch the rim. Its bends show 2 axes of ${look.votes.dim} numbers.`;
+      `the line is scaled to end there, and may touch the rim. Its bends show 2 axes of a vote's ${look.votes.dim} numbers.`;
     caption.textContent =
-      between +
       `Straightness of ${name}: ${two(rosette.last.paths[label].straightness)}, of the others ${two(mean)}. ` +
-      `Half of its votes' total length comes from ${voters} of ${look.votes.children} children.`;
+      (isMoving ? "Between two iterations." : `Half of its votes' total length comes from ${voters} of ${look.votes.children} children.`);
     describeChild(words, slider, rosette.last.orders[label], step, label);
   };
 });
