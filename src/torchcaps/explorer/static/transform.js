@@ -125,7 +125,7 @@ addView("transform", "Transform", (panel) => {
     words.textContent =
       `At ${Math.round(amounts[nearest])}${unit} the longest capsule is ${head.classes[longest]}, ${two(lengths[longest])}` +
       (longest === chosen ? ". " : `; ${name} has ${two(lengths[chosen])}. `) +
-      `Blue: ${name}, of the image as it is; dashed: ${head.classes[rival]}, the longest other one anywhere; gray: others.`;
+      `Blue: ${name}, the class looked into; dashed: ${head.classes[rival]}, its strongest rival; gray: others.`;
     plot.setAttribute("aria-label", `Lengths while the image changes. ${words.textContent}`);
   }
 
