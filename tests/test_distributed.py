@@ -210,7 +210,7 @@ def check_gradient(ranks):
     single = Task().double()
     torch.manual_seed(ranks.rank)  # all start from the weights of rank 0
     shared = sync_batch_norms(Task().double(), ranks)
-    wrapper = data_parallel(shared, ranks)
+    wrapper = data_parallel(shared)
     rows = ranks.shard(7)
     for _ in range(3):
         single.zero_grad()
@@ -305,7 +305,7 @@ def run_checks(folder):
 
 def lose_one(folder, victim):
     with init(os.environ, "cpu") as ranks:
-        task = data_parallel(nn.Linear(9, 9), ranks)
+        task = data_parallel(nn.Linear(9, 9))
         try:
             with lost_rank_errors():
                 for step in range(100_000):
@@ -391,7 +391,7 @@ def test_a_process_alone_calls_nothing():
     assert ranks.gather("it") == ["it"]
     assert ranks.shard(5) == slice(0, 5)
     module = nn.Sequential(nn.BatchNorm1d(2))
-    assert data_parallel(sync_batch_norms(module, ranks), ranks) is module
+    assert sync_batch_norms(module, ranks) is module
     assert "forward" not in vars(module[0])
 
 

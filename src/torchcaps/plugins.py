@@ -108,10 +108,10 @@ def load_object(module: str, name: str) -> Any:
         PluginError: its import fails.
     """
     import_module(module)
-    names = vars(sys.modules[_module_of(Path(module)) if module.endswith(".py") else module])
-    if name not in names:
+    loaded = sys.modules[_module_of(Path(module)) if module.endswith(".py") else module]
+    if not hasattr(loaded, name):
         raise ValueError(f"{name}: expected a name in {module}, got none of it")
-    return names[name]
+    return getattr(loaded, name)
 
 
 def imported() -> list[str]:

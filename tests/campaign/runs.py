@@ -67,7 +67,7 @@ def refusal(outcome: Outcome) -> str:
     """The sentence of a command that failed as commands should."""
     last = (outcome.err.strip().splitlines() or [""])[-1]
     assert outcome.status in (1, 2), f"status {outcome.status}: {outcome.err[-300:]}"
-    assert "Traceback" not in outcome.err, f"a traceback: {last}"
+    assert "Traceback" not in outcome.err, f"a traceback: {outcome.err[-3000:]}"
     assert last.startswith("torchcaps: error: ") and len(last) < 4000, (
         f"not one sentence: {outcome.err[-300:]}"
     )

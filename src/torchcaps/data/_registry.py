@@ -91,18 +91,6 @@ def set_facts(name: str) -> dict[str, Any]:
     return facts
 
 
-def published_set(name: str, **fields: Any) -> DatasetInfo:
-    """All that is known about a set: its facts, and the fields that no table can hold."""
-    from torchcaps.data.sources import Archive, Mirror
-
-    facts = set_facts(name)
-    facts["sources"] = tuple(
-        Mirror(**source) if "base" in source else Archive(**source)
-        for source in facts.get("sources", ())
-    )
-    return DatasetInfo(**facts | fields)
-
-
 @dataclass(frozen=True)
 class ReadOptions:
     """How labeled image files are read.

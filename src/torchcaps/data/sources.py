@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchcaps.data._registry import (
     SPLITS,
@@ -27,6 +27,7 @@ from torchcaps.data._registry import (
     Source,
     base_info,
     dataset_reader,
+    set_facts,
 )
 from torchcaps.data.load import default_cache_dir, missing_set, places
 from torchcaps.data.reading import open_file, plain_or_packed, read_errors
@@ -107,6 +108,16 @@ class Rendering(Source):
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         self.make(folder, progress)
+
+
+def published_set(name: str, **fields: Any) -> DatasetInfo:
+    """All that is known about a set: its facts, and the fields that no table can hold."""
+    facts = set_facts(name)
+    facts["sources"] = tuple(
+        Mirror(**source) if "base" in source else Archive(**source)
+        for source in facts.get("sources", ())
+    )
+    return DatasetInfo(**facts | fields)
 
 
 @contextmanager

@@ -97,13 +97,17 @@ class StepGraph:
         values = self.tape.play(tensors)
         if self.graph is None and not self._capture(item, values):
             return self._take(item, numbers)
+        self._send(values)
+        self.graph.replay()
+        return self.means.clone()
+
+    def _send(self, values: Sequence[Tensor]) -> None:
+        """Copy the values of a step to the device."""
         self.copied.synchronize()  # of the step before
         for part, value in zip(self.parts, values, strict=True):
             part.copy_(value)
         self.memory.copy_(self.pinned, non_blocking=True)
         self.copied.record()
-        self.graph.replay()
-        return self.means.clone()
 
     def _take(self, item: Any, numbers: Sequence[float | Tensor]) -> Tensor:
         """Take a step without a graph, or for one."""
@@ -126,6 +130,7 @@ class StepGraph:
         self.copied = torch.cuda.Event()
         self.parts = divide(self.pinned, sizes, self.tape.copies)
         received = divide(self.memory, sizes, self.tape.copies)
+        self._send(values)  # what looks at them in a capture finds what a step may have
         self.trainer.seed()
         graph = torch.cuda.CUDAGraph()
         if updater.dropout is not None:

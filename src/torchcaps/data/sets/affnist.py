@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchcaps.data._registry import ReadRequest, published_set, register_directory_format
+from torchcaps.data._registry import ReadRequest, register_directory_format
 from torchcaps.data.dataset import Dataset, concatenate
 from torchcaps.data.images import natural_key
 from torchcaps.data.mat import label_arrays, read_mat
+from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
 
 SIDE = 40

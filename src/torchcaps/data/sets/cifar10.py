@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.data._registry import ReadRequest, published_set, register_directory_format
+from torchcaps.data._registry import ReadRequest, register_directory_format
 from torchcaps.data.dataset import Dataset, check_labels
 from torchcaps.data.folder import read_folder
 from torchcaps.data.reading import read_bytes
+from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
 
 RECORD = 1 + 3 * 32 * 32  # bytes

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from torchcaps.data._registry import published_set, register_derived, set_facts
+from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.idx import register_idx
+from torchcaps.data.sources import published_set
 
 INFO = published_set(
     "fashion-mnist",

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from torchcaps.data._registry import ReadRequest, published_set, register_directory_format
+from torchcaps.data._registry import ReadRequest, register_directory_format
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import Entry, read_entries
 from torchcaps.data.reading import csv_rows
+from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
 
 SIDE = 32  # pixels that images are resized to

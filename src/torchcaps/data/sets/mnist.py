@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from torchcaps.data._registry import published_set
 from torchcaps.data.idx import register_idx
+from torchcaps.data.sources import published_set
 
 INFO = published_set("mnist")
 

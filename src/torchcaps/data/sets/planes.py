@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.data._registry import ReadRequest, published_set, register_dataset
+from torchcaps.data._registry import ReadRequest, register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.points import point_set, standardized_points
+from torchcaps.data.sources import published_set
 from torchcaps.errors import check_positive, check_range
 
 Random = np.random.RandomState

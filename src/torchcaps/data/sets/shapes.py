@@ -6,17 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchcaps.data._registry import (
-    SPLITS,
-    FetchProgress,
-    ReadRequest,
-    published_set,
-    register_dataset,
-)
+from torchcaps.data._registry import SPLITS, FetchProgress, ReadRequest, register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.masks import masked_set
 from torchcaps.data.reading import open_arrays
-from torchcaps.data.sources import Rendering, writing
+from torchcaps.data.sources import Rendering, published_set, writing
 from torchcaps.errors import check_positive, check_range
 
 FINE = 3  # rays of a pixel along each axis

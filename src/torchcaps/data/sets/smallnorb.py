@@ -19,7 +19,6 @@ import torch
 from torchcaps.data._registry import (
     DatasetInfo,
     ReadRequest,
-    published_set,
     register_dataset,
     register_derived,
     register_format,
@@ -27,6 +26,7 @@ from torchcaps.data._registry import (
 from torchcaps.data.classes import Labels
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.reading import open_file, plain_or_packed, to_array
+from torchcaps.data.sources import published_set
 from torchcaps.errors import ArgumentError, DataError, check_known
 
 DTYPES: dict[int, np.dtype[Any]] = {

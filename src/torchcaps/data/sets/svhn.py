@@ -6,9 +6,10 @@ A photograph shows what stands beside its digit too.
 
 from pathlib import Path
 
-from torchcaps.data._registry import published_set, register_directory_format
+from torchcaps.data._registry import register_directory_format
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.mat import label_arrays, read_mat
+from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
 
 INFO = published_set("svhn")
