@@ -74,7 +74,8 @@ function writeStory({ title, text, equation, link }) {
   byId("story-title").textContent = title;
   byId("story-text").textContent = text.replace("{pairs}", pairs);
   byId("story-equation").innerHTML = equation ?? (link ? measuredLine() : "");
-  byId("story-link").textContent = link ? `${link}, Sabour, Frosst and Hinton (2017)` : "";
+  byId("story-link").hidden = !link;
+  byId("story-link").textContent = `${link}, Sabour, Frosst and Hinton (2017)`;
   byId("story-place").textContent = link ? `${place + 1} of ${STORY.length}` : "";
   byId("story-back").disabled = place === 0;
   byId("story-next").disabled = place === STORY.length - 1;
