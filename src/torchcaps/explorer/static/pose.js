@@ -40,7 +40,7 @@ addView("pose", "Pose", (panel) => {
     if (axes && pose.every((value, d) => value === base[d])) {
       const step = amounts[touched] > 0 ? -2 : 2;
       changed = await source.draw(moved(touched, step), label);
-      changes.textContent = `“${nameOf(axes, touched)}” ${step > 0 ? "+" : "−"} 2 would add blue and remove orange`;
+      changes.textContent = `“${nameOf(axes, touched)}” 2 ${step > 0 ? "higher" : "lower"} adds blue, removes orange`;
     }
     paintDifference(difference, changed.map((value, n) => value - before[n]), source.head.shape);
     drawing.setAttribute("aria-label", `Drawing of ${source.head.classes[label]}, length ${two(Math.hypot(...pose))}`);
