@@ -189,9 +189,32 @@ def test_routing_straightens_the_path_of_the_winner(opened, address):
     page.open()
     routed = straightness()
     page.select("[data-step=off]")[0].click()
-    page.wait(lambda: "routing off" in page.find("panel-votes").text)
+    page.wait(lambda: page.select("[data-step=off][aria-pressed=true]"))
     assert straightness() < 0.7 * routed
     assert page.run("return new Set(stepOf(page.look).couplings).size") == 1
+
+
+@pytest.mark.slow
+def test_a_playback_moves_all_together(opened, address):
+    moment = """
+    const end = document.querySelector(".end.longest");
+    return [
+      Math.hypot(end.getAttribute("cx"), end.getAttribute("cy")),
+      Number(document.querySelector("#lengths .longest .number").textContent),
+      document.querySelectorAll("[data-step][aria-pressed=true]").length,
+      document.querySelector(".vote").getAttribute("d").length > 0,
+    ]
+    """
+    page = opened(address)
+    page.open()
+    page.run("page.child = 159; page.play()")
+    moments = []
+    while not moments or page.run("return page.moving !== null || page.step !== 2"):
+        moments.append(page.run(moment))
+    reached, written, marked, voted = map(np.array, zip(*moments, strict=True))
+    np.testing.assert_allclose(reached, written, atol=0.006)
+    assert set(marked) == {0, 1} and voted.all()
+    assert len(set(written[marked == 1])) == 2 and len(set(written)) > 4
 
 
 @pytest.mark.slow

@@ -32,12 +32,9 @@ addView("compare", "Compare", (panel) => {
       cells = [addCell(head.name, head), addCell(second.name, second)];
       note.textContent = "The same image, read by two networks.";
     } else {
-      const isAttention = page.look.router === "attention";
-      const titles = page.look.steps.map((_, n) => (isAttention ? "Attention" : `Iteration ${n + 1}`));
-      cells = [NAMES_OF_STEPS.off, ...titles].map((title) => addCell(title, head));
-      note.textContent =
-        `The same image and weights${isAttention ? "" : "; iteration 1 has equal couplings, as has routing off"}. ` +
-        "Two networks: torchcaps explore RUN OTHER.";
+      cells = nameSteps(page.look).map(([, title]) => addCell(title, head));
+      const command = make("code", {}, "torchcaps explore RUN OTHER");
+      note.replaceChildren("The same image and weights, by iterations of routing. To compare two networks: ", command);
     }
     panel.replaceChildren(note, grid);
   }
@@ -46,7 +43,7 @@ addView("compare", "Compare", (panel) => {
     if (!cells) await setUp();
     const { look, image } = page;
     if (!other) {
-      [look.off, ...look.steps].forEach((step, n) => cells[n] && fill(cells[n], look, step));
+      nameSteps(look).forEach(([step], n) => fill(cells[n], look, stepOf(look, step)));
       return;
     }
     fill(cells[0], look, stepOf(look));

@@ -1,7 +1,6 @@
 // The state of the page and what all of its views use.
 "use strict";
 
-const NAMES_OF_STEPS = { off: "Routing off" };
 const page = {
   networks: [], // descriptions
   source: null, // of the first network
@@ -10,6 +9,8 @@ const page = {
   look: null, // what the network makes of it
   several: 1, // classes that an image shows
   step: "last", // an index of look.steps, "last" or "off"
+  moving: null, // between two steps of a look: what is shown until the second one is reached
+  run: 0, // the playback that may go on
   pinned: null, // the class that somebody chose
   child: null, // the child that somebody points at
   tab: "votes",
@@ -49,8 +50,20 @@ function rankClasses(lengths) {
 /** The step that is shown; null for a model without votes. */
 function stepOf(look, step = page.step) {
   if (!look.steps.length) return null;
+  if (page.moving?.look === look && step === page.step) return page.moving.step;
   if (step === "off") return look.off;
   return step === "last" ? look.steps.at(-1) : look.steps[Math.min(step, look.steps.length - 1)];
+}
+
+/** Places and names of the steps; a first iteration that is the same as routing off is named once. */
+function nameSteps({ steps, off, router }) {
+  if (!steps.length) return [["last", "This model"]];
+  const names = steps.map((_, n) => [n, n ? `${n + 1} iterations` : "1 iteration"]);
+  if (router === "attention") names[0][1] = "Attention";
+  const isOff = steps[0].couplings.every((value, n) => Math.abs(value - off.couplings[n]) < 1e-6);
+  if (isOff) names[0] = ["off", "1 iteration (routing off)"];
+  else names.unshift(["off", "Routing off"]);
+  return names;
 }
 
 /** Lengths and poses as they are shown. */
@@ -202,6 +215,7 @@ function renderLengths(head, shown, label, error) {
     strong.textContent = verdict.kind;
     words.textContent = verdict.why;
   }
+  byId("answer").classList.toggle("doubt", verdict.kind !== "known");
   byId("verdict").replaceChildren(strong, " ", words);
   const top = rankClasses(shown.lengths).slice(0, page.several);
   const buttons = byId("lengths").querySelectorAll("button");
@@ -252,6 +266,7 @@ function chooseTab(name) {
     view.tab.setAttribute("aria-selected", isChosen);
     view.tab.tabIndex = isChosen ? 0 : -1;
   }
+  followTab(name);
   render();
 }
 

@@ -85,7 +85,7 @@ function turnAcross(vectors, across) {
 function logitsOf(look, step, child) {
   const { votes, steps, router } = look;
   if (router === "attention") return step.logits ? step.logits.slice(child * votes.classes, (child + 1) * votes.classes) : null;
-  if (router !== "dynamic") return null;
+  if (router !== "dynamic" || (step !== look.off && !steps.includes(step))) return null;
   const logits = new Float32Array(votes.classes);
   for (const earlier of steps.slice(0, Math.max(0, steps.indexOf(step)))) {
     for (let j = 0; j < votes.classes; j++) {

@@ -7,7 +7,8 @@ const NAMES_OF_AXES = { across: "position →", down: "position ↓" };
 
 addView("pose", "Pose", (panel) => {
   const drawing = make("canvas", { id: "pose-drawing", role: "img" });
-  const difference = make("canvas", { role: "img", "aria-label": "Difference from the drawing before: blue is more, orange less" });
+  const difference = make("canvas", { role: "img", "aria-label": "Difference of two drawings: blue is added, orange removed" });
+  const changes = make("span");
   const note = make("p", { class: "quiet" });
   const sliders = make("div", { class: "sliders" });
   const raw = make("div", { class: "sliders" });
@@ -16,11 +17,12 @@ addView("pose", "Pose", (panel) => {
   const wide = make("div", { class: "wide" }, note, sliders, make("div", { class: "row" }, reset), details);
   const figure = (canvas, words) => make("figure", {}, canvas, make("figcaption", {}, words));
   const layout = make("div", { class: "pose" });
-  layout.append(figure(drawing, "drawn: drag it"), figure(difference, "what a slider changes"), wide);
+  layout.append(figure(drawing, "drawn: drag it"), figure(difference, changes), wide);
   let base = null; // the pose of the image
   let pose = null;
   let label = 0;
   let shown = null; // the look whose pose this is
+  let touched = 0; // the axis whose change is shown until the pose is moved
 
   /** Numbers along the axes, in standard deviations from the mean pose of the class. */
   function amountsOf({ mean, axes, deviations }) {
@@ -29,12 +31,20 @@ addView("pose", "Pose", (panel) => {
 
   async function redraw() {
     const { source } = page;
+    const axes = source.head.axes[label];
+    const amounts = axes ? amountsOf(axes) : [];
     const [before, after] = [await source.draw(base, label), await source.draw(pose, label)];
     paint(drawing, after, source.head.shape);
-    paintDifference(difference, after.map((value, n) => value - before[n]), source.head.shape);
+    let changed = after;
+    changes.textContent = "your change: blue is added, orange removed";
+    if (axes && pose.every((value, d) => value === base[d])) {
+      const step = amounts[touched] > 0 ? -2 : 2;
+      changed = await source.draw(moved(touched, step), label);
+      changes.textContent = `“${nameOf(axes, touched)}” 2 ${step > 0 ? "higher" : "lower"} adds blue, removes orange`;
+    }
+    paintDifference(difference, changed.map((value, n) => value - before[n]), source.head.shape);
     drawing.setAttribute("aria-label", `Drawing of ${source.head.classes[label]}, length ${two(Math.hypot(...pose))}`);
-    const axes = source.head.axes[label];
-    if (axes) setValues(sliders, amountsOf(axes), 1);
+    if (axes) setValues(sliders, amounts, 1);
     setValues(raw, Array.from(pose), 2);
   }
 
@@ -51,10 +61,17 @@ addView("pose", "Pose", (panel) => {
     list.append(make("span", {}, name), input, make("output", { class: "number" }));
   }
 
-  /** Moves the pose along an axis by standard deviations. */
-  function move(k, amount) {
+  const nameOf = ({ names }, k) => NAMES_OF_AXES[names[k]] ?? (names[k] || `axis ${k + 1}`);
+
+  /** The pose moved along an axis by standard deviations. */
+  function moved(k, amount) {
     const { axes, deviations } = page.source.head.axes[label];
-    pose = pose.map((value, d) => value + amount * deviations[k] * axes[k][d]);
+    return pose.map((value, d) => value + amount * deviations[k] * axes[k][d]);
+  }
+
+  function move(k, amount) {
+    pose = moved(k, amount);
+    touched = k;
   }
 
   function start() {
@@ -66,15 +83,17 @@ addView("pose", "Pose", (panel) => {
     raw.replaceChildren();
     const axes = head.axes[label];
     if (axes) {
-      axes.names.forEach((name, k) => {
-        addSlider(sliders, NAMES_OF_AXES[name] ?? (name || `axis ${k + 1}`), REACH, (value) => {
+      touched = Math.min(touched, axes.names.length - 1);
+      axes.names.forEach((_, k) => {
+        addSlider(sliders, nameOf(axes, k), REACH, (value) => {
           move(k, value - amountsOf(axes)[k]);
           redraw();
         });
       });
       note.textContent =
-        `Poses of ${head.classes[label]} vary along few axes: these ${axes.axes.length} hold ` +
-        `${Math.round(100 * axes.share)} % of the variance. In standard deviations; named where the drawing changes steadily.`;
+        `The poses of ${head.classes[label]} vary along few axes: these ${axes.axes.length} hold ` +
+        `${Math.round(100 * axes.share)} % of the variance. A slider counts standard deviations from the mean pose.` +
+        (axes.names.every(Boolean) ? "" : " An axis with a number changes the drawing in no single way that has a name.");
     } else {
       note.textContent = `No axes of the poses of ${head.classes[label]} were measured.`;
     }

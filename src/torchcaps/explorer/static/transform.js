@@ -9,6 +9,8 @@ const MOTIONS = {
 };
 const WIDTH = 520;
 const HEIGHT = 220;
+const LEFT = 34 / WIDTH; // of the plot, before its first amount
+const SPAN = (100 * (WIDTH - 74)) / WIDTH; // from the first amount to the last, in percent
 
 /** An image turned, resized or moved about its middle. */
 function moveImage(pixels, shape, kind, amount) {
@@ -83,9 +85,11 @@ addView("transform", "Transform", (panel) => {
     const { amounts, looks } = sweep;
     const { low, high, unit } = MOTIONS[sweep.kind];
     const peaks = head.classes.map((_, k) => Math.max(...looks.map(({ lengths }) => lengths[k])));
-    const top = rankClasses(Float32Array.from(peaks)).slice(0, 3);
     const chosen = chosenOf(page.look);
-    if (!top.includes(chosen)) top[2] = chosen;
+    const ranked = rankClasses(Float32Array.from(peaks));
+    const rival = ranked.find((k) => k !== chosen);
+    const winners = looks.map(({ lengths }) => rankClasses(lengths)[0]);
+    const top = [...new Set([chosen, ...ranked.slice(0, 3), ...winners])];
     const x = (amount) => 34 + ((amount - low) / (high - low)) * (WIDTH - 74);
     const y = (length) => HEIGHT - 24 - length * (HEIGHT - 40);
     plot.replaceChildren();
@@ -102,27 +106,35 @@ addView("transform", "Transform", (panel) => {
     }
     const at = Number(slider.value);
     plot.append(makeSvg("line", { class: "marker", x1: x(at), x2: x(at), y1: y(1), y2: y(0) }));
-    let free = -Infinity; // the lowest place at which a name may stand
-    const ends = top.map((k) => ({ k, y: y(looks.at(-1).lengths[k]) })).sort((a, b) => a.y - b.y);
+    const ends = top.map((k) => ({ k, y: y(looks.at(-1).lengths[k]) })).sort((a, b) => b.y - a.y);
+    let free = y(0); // the lowest place at which a name may stand
     for (const { k, y: end } of ends) {
-      const kindOf = k === chosen ? "curve longest" : k === top.find((other) => other !== chosen) ? "curve chosen" : "curve";
+      const kindOf = k === chosen ? "curve longest" : k === rival ? "curve chosen" : "curve";
       const points = amounts.map((amount, n) => [x(amount), y(looks[n].lengths[k])]);
       plot.append(makeSvg("path", { class: kindOf, d: lineThrough(points) }));
-      free = Math.max(end, free + 13);
-      const name = makeSvg("text", { class: kindOf.replace("curve", ""), x: WIDTH - 36, y: free + 4 });
+      const at = Math.min(end, free);
+      free = at - 14;
+      const name = makeSvg("text", { class: kindOf.replace("curve", ""), x: WIDTH - 36, y: at + 4 });
       name.textContent = head.classes[k].slice(0, 6);
       plot.append(name);
     }
     const nearest = amounts.reduce((best, amount, n) => (Math.abs(amount - at) < Math.abs(amounts[best] - at) ? n : best), 0);
     const { lengths } = looks[nearest];
-    const longest = rankClasses(lengths)[0];
-    words.textContent = `At ${Math.round(amounts[nearest])}${unit} the longest capsule is ${head.classes[longest]}, ${two(lengths[longest])}; ${head.classes[chosen]} has ${two(lengths[chosen])}.`;
+    const longest = winners[nearest];
+    const name = head.classes[chosen];
+    words.textContent =
+      `At ${Math.round(amounts[nearest])}${unit} the longest capsule is ${head.classes[longest]}, ${two(lengths[longest])}` +
+      (longest === chosen ? ". " : `; ${name} has ${two(lengths[chosen])}. `) +
+      `Blue: ${name}, the class looked into; dashed: ${head.classes[rival]}, its strongest rival; gray: others.`;
     plot.setAttribute("aria-label", `Lengths while the image changes. ${words.textContent}`);
   }
 
   async function showStrip() {
     const { source } = page;
     const { images, looks, amounts } = sweep;
+    const column = SPAN / (amounts.length - 1); // so that each image stands below its amount
+    strip.style.marginLeft = `${100 * LEFT - column / 2}%`;
+    strip.style.width = `${SPAN + column}%`;
     strip.replaceChildren();
     for (const [n, image] of images.entries()) {
       const label = rankClasses(looks[n].lengths)[0];

@@ -3,6 +3,7 @@
 
 const RIM = 1.13; // where the names of the classes stand
 const MORPH = 700; // milliseconds from one iteration to the next
+const PAUSE = 900; // at each one of a playback
 
 /** Directions of the classes, the first one upwards, clockwise. */
 const angleOf = (label, classes) => -Math.PI / 2 + (2 * Math.PI * label) / classes;
@@ -89,88 +90,82 @@ function lineThrough(points) {
   return `M${points.map(([x, y]) => `${x.toFixed(4)} ${y.toFixed(4)}`).join("L")}`;
 }
 
-/** Between two steps: weights and lengths a share of the way. */
+/** Between two steps: all numbers a share of the way. */
 function blend(first, second, share) {
-  const mix = (a, b) => a.map((value, n) => value + share * (b[n] - value));
-  return { weights: mix(first.weights, second.weights), lengths: mix(first.lengths, second.lengths) };
+  const mix = (name) => first[name].map((value, n) => value + share * (second[name][n] - value));
+  return Object.fromEntries(["couplings", "weights", "lengths", "poses"].map((name) => [name, mix(name)]));
 }
 
-/** About how many children a class is made of: (sum s)^2 / sum s^2 over what each gives. */
+/** The fewest children whose votes make half of the line: their sizes, the largest first. */
 function countVoters(votes, weights, label) {
-  const sizes = voteSizes(votes, weights, label);
-  let sum = 0;
-  let squares = 0;
-  for (const size of sizes) {
-    sum += size;
-    squares += size * size;
-  }
-  return squares ? Math.max(1, Math.round((sum * sum) / squares)) : 0;
+  const sizes = voteSizes(votes, weights, label).sort().reverse();
+  let rest = sizes.reduce((sum, size) => sum + size, 0) / 2;
+  let count = 0;
+  while (rest > 0) rest -= sizes[count++];
+  return count;
 }
 
 addView("votes", "Votes", (panel) => {
   let rosette = null;
   const row = make("div", { class: "row", role: "group", "aria-label": "Routing iterations" });
-  const caption = make("p", { class: "quiet" });
+  const legend = make("p", { class: "quiet" });
+  const caption = make("p", { class: "quiet", id: "straightness" });
   const slider = make("input", { type: "range", min: 0, value: 0, "aria-label": "A child, the largest votes first" });
   const words = make("div");
   const child = make("div", { id: "child" }, slider, words);
-  let frame = 0;
   slider.addEventListener("input", () => {
     page.child = rosette.last.orders[chosenOf(page.look)][Number(slider.value)];
     render();
   });
 
-  /** Plays the iterations, or goes to one; each step becomes the next one before the eye. */
-  function goTo(step, isPlayed = false) {
-    cancelAnimationFrame(frame);
+  /** Goes to a step, or plays from it on; all that is shown moves together from step to step. */
+  async function goTo(step, isPlayed = false) {
     const { look } = page;
+    const own = ++page.run;
+    const isOver = () => own !== page.run || page.look !== look;
     const before = stepOf(look);
+    page.moving = null;
     page.step = step;
     const after = stepOf(look);
-    const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const isCalm = before === after || matchMedia("(prefers-reduced-motion: reduce)").matches;
     const began = performance.now();
-    const next = () => {
-      render();
-      if (isPlayed && step + 1 < look.steps.length) {
-        setTimeout(() => page.look === look && goTo(step + 1, true), isCalm ? MORPH : MORPH / 2);
-      }
-    };
-    const turn = (now) => {
-      const share = (now - began) / MORPH;
-      if (share >= 1 || page.look !== look || isCalm) return next();
-      rosette.draw(look, blend(before, after, Math.max(0, share)), page.pinned);
-      frame = requestAnimationFrame(turn);
-    };
-    frame = requestAnimationFrame(turn);
-    markSteps();
+    for (let share = 0; share < 1 && !isCalm; share = (performance.now() - began) / MORPH) {
+      page.moving = { look, step: blend(before, after, share) };
+      await render();
+      await new Promise(requestAnimationFrame);
+      if (isOver()) return;
+    }
+    page.moving = null;
+    await render();
+    const names = nameSteps(look);
+    const next = names[names.findIndex(([place]) => place === step) + 1];
+    if (isPlayed && next) setTimeout(() => isOver() || goTo(next[0], true), PAUSE);
   }
-  page.goTo = goTo;
+
+  /** Plays the iterations. */
+  page.play = () => {
+    page.moving = null;
+    page.step = "off";
+    goTo("off", true);
+  };
 
   function makeSteps() {
     row.replaceChildren();
-    const { look } = page;
-    const add = (step, title) => {
-      const button = make("button", { "data-step": step, onclick: () => goTo(step) }, title);
-      row.append(button);
-    };
-    add("off", NAMES_OF_STEPS.off);
-    if (look.router === "attention") add(0, "Attention");
-    else look.steps.forEach((_, n) => add(n, n ? `${n + 1}` : "1 iteration"));
-    if (look.steps.length > 1) {
-      const play = () => {
-        page.step = "off";
-        goTo(0, true);
-      };
-      row.append(make("button", { onclick: play }, "▶ Play"));
+    for (const [step, title] of nameSteps(page.look)) {
+      row.append(make("button", { "data-step": step, onclick: () => goTo(step) }, title.replace(" iterations", "")));
     }
+    if (row.children.length > 1) row.append(make("button", { onclick: page.play }, "▶ Play"));
   }
 
+  /** Marks the step that is shown; none on the way between two, which it tells. */
   function markSteps() {
-    const last = page.look.steps.length - 1;
-    const current = page.step === "last" ? last : page.step;
+    const names = nameSteps(page.look);
+    const current = page.step === "last" ? names.at(-1)[0] : page.step;
+    const isMoving = page.moving?.look === page.look;
     for (const button of row.querySelectorAll("[data-step]")) {
-      button.setAttribute("aria-pressed", button.dataset.step === String(current));
+      button.setAttribute("aria-pressed", !isMoving && button.dataset.step === String(current));
     }
+    return isMoving;
   }
 
   function point(event) {
@@ -191,21 +186,22 @@ addView("votes", "Votes", (panel) => {
       rosette = makeRosette(page.source.head.classes);
       rosette.svg.addEventListener("pointermove", point);
       rosette.svg.addEventListener("pointerdown", point);
-      panel.replaceChildren(rosette.svg, row, caption, child);
+      panel.replaceChildren(rosette.svg, legend, row, caption, child);
       makeSteps();
     }
-    markSteps();
+    const isMoving = markSteps();
     const label = chosenOf(look);
     rosette.last = rosette.draw(look, step, page.pinned, page.child);
     const others = rosette.last.paths.filter((_, k) => k !== label);
     const mean = others.reduce((sum, path) => sum + path.straightness, 0) / Math.max(1, others.length);
     const voters = countVoters(look.votes, step.weights, label);
     const name = page.source.head.classes[label];
-    const isFirst = look.router !== "attention" && (page.step === "off" || page.step === 0);
+    legend.textContent =
+      "All votes for a class, tip to tail, lead toward its place on the rim. The dot is the capsule (rim: length 1); " +
+      `the line is scaled to end there, and may touch the rim. Its bends show 2 axes of a vote's ${look.votes.dim} numbers.`;
     caption.textContent =
       `Straightness of ${name}: ${two(rosette.last.paths[label].straightness)}, of the others ${two(mean)}. ` +
-      `About ${voters} of ${look.votes.children} children carry it.` +
-      (isFirst ? " The first iteration is routing off: all couplings are equal." : "");
+      (isMoving ? "Between two iterations." : `Half of its votes' total length comes from ${voters} of ${look.votes.children} children.`);
     describeChild(words, slider, rosette.last.orders[label], step, label);
   };
 });
@@ -230,7 +226,8 @@ function describeChild(words, slider, order, step, label) {
   const where = place ? `at row ${place.row + 1}, column ${place.column + 1}` : "";
   words.replaceChildren(
     make("b", {}, `Child ${page.child + 1} of ${votes.children} ${where}`),
-    ` votes for ${name} with length ${two(size)}; coupling ${two(coupling)} (an equal share is ${two(1 / votes.classes)}).`,
+    ` votes for ${name} with length ${two(size)} (before squash). Its coupling is ${two(coupling)}, an equal share ${two(1 / votes.classes)}. ` +
+      "Orange in the line: coupling times vote, on the line's scale.",
     formulaOf(look, step, label, coupling),
   );
   if (place) markField(head, place);
