@@ -65,6 +65,29 @@ def test_the_page_computes_what_torch_computes(opened, tmp_path):
     page.wait(lambda: not page.text("verdict").startswith("empty"))
 
 
+def test_the_logits_of_a_child_give_its_couplings(opened, tmp_path):
+    model = make_model()
+    with torch.no_grad():
+        model.class_capsules.weight.mul_(30)  # so that routing changes the couplings
+    page = opened(tc.export(model, tmp_path / "page", format="page").path.as_uri())
+    page.open()
+    script = """
+    const [pixels, child] = arguments;
+    return page.source.look(Float32Array.from(pixels)).then((look) =>
+      look.steps.map((step) => [logitsOf(look, step, child), step.couplings].map((x) => Array.from(x))));
+    """
+    child = 3
+    steps = page.run(script, random_images(model).flatten().tolist(), child)
+    assert len(steps) == 3
+    for logits, couplings in steps:
+        given = torch.tensor(couplings).view(-1, 3)[child]
+        torch.testing.assert_close(
+            torch.tensor(logits).float().softmax(0), given, atol=1e-4, rtol=0
+        )
+    assert steps[0][0] == [0, 0, 0]
+    assert (torch.tensor(steps[2][1]) - torch.tensor(steps[1][1])).abs().max() > 0.01
+
+
 def test_the_server_gives_what_torch_gives(opened):
     model = make_model("matrix_caps_small", size=(28, 28))
     with serve(model, make_model(channels=1)) as address:

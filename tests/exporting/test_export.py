@@ -25,6 +25,7 @@ from torchcaps.exporting import Subject, export, register_export_format
 from torchcaps.exporting.formats import EXPORT_FORMATS
 from torchcaps.exporting.onnx import read_onnx, write_onnx
 from torchcaps.exporting.torch import read_program
+from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional import ConvField
 from torchcaps.nn import LinearVotes, RoutedLayer
 from torchcaps.types import LayerSizes, spec_of
@@ -138,6 +139,17 @@ def test_weights_in_fewer_bits_and_what_they_cost(tmp_path):
         check_answers(model, path, tolerance=1e-5 + 2 * exported.loss)
     assert sizes["int8 and float16"] < min(sizes["int8"], sizes["float16"])
     assert max(sizes["int8"], sizes["float16"]) < sizes["float32"]
+
+
+def test_each_matrix_of_whole_numbers_has_a_scale_of_its_own():
+    model = small_model(decoder=False)
+    weight = model.class_capsules.weight  # [children, parents, dim, dim of a child]
+    with torch.no_grad():
+        weight[::2] *= 1e-3
+    stored = StoredWeights(model, None, int8=True).widened().class_capsules.weight
+    error = (stored - weight).abs().amax(dim=(-2, -1))
+    half_a_step = weight.abs().amax(dim=(-2, -1)) / 254
+    assert (error <= 1.001 * half_a_step).all()
 
 
 def test_weights_that_cannot_be_stored_are_refused(tmp_path):

@@ -115,6 +115,16 @@ def test_images_of_any_layout_are_brought_to_one_range(digits):
         np.testing.assert_allclose(model.predict_proba(images), shares, atol=1e-3)
 
 
+def test_an_answer_does_not_depend_on_the_other_images(digits):
+    X, y = digits
+    images = X / 85.0 - 1
+    options = {"model_options": {"decoder": False}, "epochs": 1, "random_state": 0}
+    model = tc.CapsuleClassifier(**options).fit(images, y)
+    images[0] = 0.3 * images[0] + 0.2  # within the range of the training images
+    shares = model.predict_proba(images)
+    np.testing.assert_allclose(model.predict_proba(images[:1]), shares[:1], atol=1e-5)
+
+
 def test_the_last_epoch_stays_or_the_best_of_what_is_held_out(rows):
     X, y = rows
     last = tc.CapsuleClassifier(epochs=4, random_state=0).fit(X, y)

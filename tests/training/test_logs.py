@@ -10,7 +10,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import TrainingError, UnknownNameError
 from torchcaps.training import Interrupted, logs, train
 
-from .makers import stop_after, tiny
+from .makers import Watch, stop_after, tiny
 
 
 class Client:
@@ -98,6 +98,45 @@ def test_tensorboard_shows_a_run_that_was_resumed(bars, tmp_path, monkeypatch):
     values = [event.value for event in events.Scalars("epoch/val_loss")]
     assert values == pytest.approx([row["val_loss"] for row in run.epochs])
     assert [event.step for event in events.Images("drawings")] == [3, 6]
+
+
+def fail(trainer, losses):
+    if losses["step"] == 6:
+        raise OSError("cut off")
+
+
+@pytest.mark.parametrize("callback", [stop_after(3), Watch(fail)], ids=["stopped", "cut-off"])
+def test_each_step_of_a_resumed_run_is_shown_once(bars, tmp_path, monkeypatch, callback):
+    shown = []
+
+    class Writer:
+        """Shows what TensorBoard does: of earlier rows those before `purge_step`."""
+
+        def __init__(self, folder, purge_step=None):
+            if purge_step is not None:
+                shown[:] = [(name, step) for name, step in shown if step < purge_step]
+
+        def add_scalar(self, name, value, step):
+            shown.append((name, step))
+
+        def add_image(self, name, picture, step):
+            shown.append((name, step))
+
+        def close(self):
+            pass
+
+    module = ModuleType("tensorboard")
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(logs, "find_spec", lambda _: module)
+    monkeypatch.setattr(logs, "LOG_INTERVAL", 1)
+    config = tiny(bars, log=("tensorboard",))
+    with pytest.raises((Interrupted, OSError)):
+        train(config, tmp_path / "run", callbacks=[callback])
+    train(config, tmp_path / "run", resume=True)
+    steps = {"step/loss": [1, 2, 3, 4, 5, 6], "epoch/val_loss": [3, 6], "drawings": [3, 6]}
+    for name, expected in steps.items():
+        assert [step for one, step in shown if one == name] == expected
 
 
 def test_a_program_that_is_unknown_or_absent_is_one_sentence(bars, tmp_path, monkeypatch):

@@ -59,6 +59,16 @@ def test_a_line_reaches_as_far_as_its_class_is_active():
     assert_nothing_cut(figure)
 
 
+def test_a_title_names_the_most_active_class_of_its_iteration():
+    votes = np.stack([EQUAL, RIGHT_ANGLE], axis=1)
+    figure = vote_paths(np.ones((2, 2, 2)), votes, [[0.2, 0.6], [0.9, 0.1]], classes=("a", "b"))
+    titles = [text for axes in figure.axes for text in words(axes.texts) if "active" in text]
+    assert titles == [
+        "after 1 iteration\nb: active 0.60, straight 0.71",
+        "after 2 iterations\na: active 0.90, straight 1.00",
+    ]
+
+
 def test_a_gaussian_shrinks_as_its_votes_agree():
     votes = np.array([[[1.0, 0.1]], [[1.0, -0.1]], [[1.0, 0.9]], [[1.0, -0.9]]])
     coupling = np.ones((2, 4, 1))

@@ -88,7 +88,7 @@ class TensorBoardLog(Log):
         if trainer.checkpoint is not None:
             folder = str(trainer.checkpoint.parent.with_name("tensorboard"))
         # What a run wrote after the state that it goes on from is not shown.
-        self.writer = SummaryWriter(folder, purge_step=trainer.state.step or None)
+        self.writer = SummaryWriter(folder, purge_step=trainer.state.step + 1)
 
     def write(self, figures: dict[str, float], step: int) -> None:
         for name, value in figures.items():

@@ -94,6 +94,14 @@ def test_a_check_is_of_the_worst_layer(of_capsnet):
     check = checks["Does the gradient reach the children?"]
     assert check == (False, check.question, "50% starved, below")
     assert check.mark == "✗"
+    still, moving = (
+        replace(layer, dynamics=replace(layer.dynamics, mean=mean, high=2 * mean))
+        for layer, mean in ((first, 0.004), (second, 0.1))
+    )
+    question = "Do couplings follow the image?"
+    for layers in ((still, moving), (moving, still)):
+        checks = replace(of_capsnet, layers=layers).checks()
+        assert (False, question, "they vary by 0.004 on average, below") in checks
     fed = replace(of_capsnet, layers=(second,)).checks()
     assert (True, check.question, "0% starved") in fed
     assert stack.table().rows[0][0] == "?"  # so few images do not decide
