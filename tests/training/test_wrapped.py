@@ -171,7 +171,10 @@ def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(name, images, labels,
     assert weights.keys() == bare["weights"].keys()
     for key, expected in bare.pop("weights").items():
         assert torch.equal(weights[key], expected)
-    for key in ("saved", "outputs", "activations"):
+    outputs = wrapped.pop("outputs"), bare.pop("outputs")
+    # Compiled code of some versions of torch rounds otherwise.
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-6 if name == "compiled" else 0)
+    for key in ("saved", "activations"):
         assert torch.equal(wrapped.pop(key), bare.pop(key))
     assert wrapped == bare
 
