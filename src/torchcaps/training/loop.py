@@ -95,11 +95,9 @@ class Trainer:
         callbacks: what is told of the training.
 
     Attributes:
-        model: of the task.
-        updater: what changes its weights.
+        model: of the task; `updater` changes its weights.
         state: where the training stands; a callback may restore it in `on_start`.
-        losses: of this rank in the newest step.
-        loss_names: names of those without axes.
+        losses, loss_names: of this rank in the newest step; names of those without axes.
         graph: takes steps of a GPU without the host, where it can.
         history, notes: rows of the epochs of this process, and of events such as a second start.
         messages: sentences for whoever watches.
