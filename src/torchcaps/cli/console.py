@@ -81,8 +81,12 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def announce(text: str) -> Iterator[Callable[[], None]]:
+def announce(text: str, is_said: bool = True) -> Iterator[Callable[[], None]]:
     """While open, say what is done as soon as it takes long. An error that comes before stands alone.
+
+    Args:
+        text: what is done.
+        is_said: False in all but one of several processes.
 
     Yields:
         What is called to say it no more.
@@ -91,7 +95,8 @@ def announce(text: str) -> Iterator[Callable[[], None]]:
 
     timer = threading.Timer(PATIENCE, note, [f"{text} ..."])
     timer.daemon = True
-    timer.start()
+    if is_said:
+        timer.start()
     try:
         yield timer.cancel
     finally:
@@ -260,7 +265,7 @@ def stoppable(advice: str, title: str = "training") -> Iterator[list[Any]]:
     ranks = current()
     with (
         graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught,
-        announce("reading the data and building the model") as silence,
+        announce("reading the data and building the model", ranks.is_main) as silence,
     ):
         try:
             bar = tc.training.ProgressBar(title, silence)
