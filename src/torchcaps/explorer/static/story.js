@@ -50,7 +50,7 @@ const STORY = [
   },
   {
     title: "Two digits, and the limits",
-    text: "Two digits in one image can be two long capsules, if the network has learned pairs{pairs}. A scribble may get an answer too. And routing often sharpens more than it decides: stopped after one iteration, a trained network gives nearly the same answers, with shorter capsules. Compare the figures, and the measured line.",
+    text: "Two digits in one image can be two long capsules, if the network has learned pairs{pairs}. A scribble may get an answer too. And routing often sharpens more than it decides: stopped after one iteration, a trained network gives nearly the same answers, with shorter capsules. Compare the figures, and the accuracies.",
     link: "Section 6",
     tab: "compare",
   },
