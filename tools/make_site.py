@@ -82,8 +82,8 @@ def file_of(model: str) -> str:
 
 def models_of(page: str) -> list[str]:
     """Registered models that a system's page is about; the first file's come first."""
-    models = sorted(tc.list_models(), key=lambda model: tc.models.model_info(model).title)
-    return [model for file in SYSTEMS[page] for model in sorted(models) if file_of(model) == file]
+    models = sorted(tc.list_models())
+    return [model for file in SYSTEMS[page] for model in models if file_of(model) == file]
 
 
 def sources_of(page: str) -> list[Path]:
