@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 # The lowest versions that pyproject.toml allows, for Python 3.11 or 3.12, and what is tested with them.
 LOWEST ?= .venv-lowest
-LOWEST_TESTS ?= functional nn data training evaluation viz reporting explorer cli
+LOWEST_TESTS ?= functional kernels nn data training evaluation viz reporting explorer cli
 # Every network compiles on both: with its gradients, where a graph breaks, and to machine code.
 COMPILE_TESTS = tests/models/test_compile.py tests/ops/test_operators.py
 # Lightning, skorch and others, which the library itself does not need.

@@ -194,7 +194,8 @@ def agreements(
     # The sums over parents are in units of the exponential of the largest logit so far.
     largest = tl.full((TILE.BLOCK_B, TILE.BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
     total = tl.full((TILE.BLOCK_B, TILE.BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
-    grad_total = tl.zeros((TILE.BLOCK_B, TILE.BLOCK_I), tl.float32)
+    # Not `tl.zeros`, which takes no sizes out of a tuple in Triton 3.6.
+    grad_total = tl.full((TILE.BLOCK_B, TILE.BLOCK_I), 0.0, tl.float32)
     for j in range(parents):
         w = _load(
             weight,
@@ -242,7 +243,7 @@ def sums(
     """
     samples = _block_samples(tl.program_id(1), TILE)
     j = tl.program_id(2)
-    total = tl.zeros((TILE.BLOCK_B, TILE.BLOCK_D), tl.float32)
+    total = tl.full((TILE.BLOCK_B, TILE.BLOCK_D), 0.0, tl.float32)
     start = tl.program_id(0) * per_split
     for first in range(start, tl.minimum(start + per_split, children), TILE.BLOCK_I):
         p = _load(pose, _locate_poses(samples, batch, first, children, TILE))
@@ -285,7 +286,7 @@ def weight_gradient(
     """
     first = tl.program_id(0) * TILE.BLOCK_I
     j = tl.program_id(1)
-    total = tl.zeros((TILE.BLOCK_D, TILE.BLOCK_I * TILE.BLOCK_K), tl.float32)
+    total = tl.full((TILE.BLOCK_D, TILE.BLOCK_I * TILE.BLOCK_K), 0.0, tl.float32)
     for start in range(0, batch, TILE.BLOCK_B):
         samples = start + tl.arange(0, TILE.BLOCK_B).to(tl.int64)
         p = _load(pose, _locate_poses(samples, batch, first, children, TILE))
@@ -327,7 +328,7 @@ def pose_gradient(
     samples = _block_samples(tl.program_id(1), TILE)
     pairs = _locate_pairs(samples, batch, first, children, TILE)
     offsets, mask = _locate_poses(samples, batch, first, children, TILE)
-    total = tl.zeros((TILE.BLOCK_B, TILE.BLOCK_I * TILE.BLOCK_K), tl.float32)
+    total = tl.full((TILE.BLOCK_B, TILE.BLOCK_I * TILE.BLOCK_K), 0.0, tl.float32)
     for j in range(parents):
         w = _load(
             weight,
