@@ -258,6 +258,27 @@ def test_options_that_do_not_fit(tmp_path, monkeypatch):
         export(model, tmp_path / "model.onnx")
 
 
+class Competition(nn.Module):
+    """Couplings of 2 types of children of a map for 3 types of parents."""
+
+    def __init__(self, convention):
+        super().__init__()
+        self.field = ConvField(5, 5, kernel=3, stride=2, convention=convention)
+
+    def forward(self, logits):
+        return self.field.softmax(logits.unflatten(-1, (-1, 3))).flatten(3)
+
+
+@pytest.mark.parametrize("convention", ["all", "space"])
+def test_competition_over_windows_in_onnx(tmp_path, convention):
+    model = Competition(convention)
+    logits = 10 * torch.randn(2, 2, 2, 9 * 2 * 3)
+    path = tmp_path / "model.onnx"
+    write_onnx(Subject(model, logits, {}, model), path)
+    answers = torch.from_numpy(read_onnx(path)(logits.numpy()))
+    torch.testing.assert_close(answers, model(logits))
+
+
 def test_digamma_in_operators_of_onnx(tmp_path):
     class Digamma(nn.Module):
         def forward(self, images):

@@ -344,13 +344,14 @@ class ConvField(Field):
         return folded.permute(0, 2, 3, 1)
 
     def _fold_max(self, x: Tensor) -> Tensor:
-        """Maxima over windows, -infinity where no window reaches, without a gradient."""
+        """Maxima over windows, the lowest number where no window reaches, without a gradient."""
         step = self.layout.step
         most = -(-self.kernel // step)  # windows that contain a row
         missing = most * step - self.kernel
         windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1)).transpose(2, 3)
         padding = [0, 0] + [0, missing, most - 1, most] * 2
-        windows = F.pad(windows, padding, value=-torch.inf)
+        # Not -infinity: ONNX takes a diagonal by products with 0.
+        windows = F.pad(windows, padding, value=torch.finfo(x.dtype).min)
         windows = windows.unflatten(4, (most, step)).unflatten(2, (most, step)).flip(2, 5)
         # [batch, rows, ky, columns, kx, n]: row ky of a window is a row of those that ky // step
         # windows before begin with.

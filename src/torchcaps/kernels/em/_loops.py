@@ -32,7 +32,7 @@ vote, so that h = (p, q).
     pose [g, place, (p, k), n]    activation [g, place, n], place: of a child on the map
     weight [type, i, k, q]        shift [type, i, h], type: of a parent, j modulo their number
     mean, variance [g, t, j, h, n]
-    stats [g, t, j, 3, n]         S, sum_h log variance and logit
+    stats [g, t, j, 3, n]         S, sum_h log variance and logit, in float64
     R [j, i, n]
 
 `variance` leaves out the constant VAR_MIN, which is added wherever it is used. In names, `R` and
@@ -52,8 +52,8 @@ from torchcaps.kernels.lanes import LANES, keep_compiled
 # Squared distance of a mean from the center, in variances, beyond which sums of squares lose
 # digits.
 FAR = 1.0
-# Children whose factors are added up before their sum is added to the total: a single one is so much
-# smaller than the total of many that it would lose digits.
+# Children that are summed before their sum is added to the total: a single one is so much smaller
+# than the total of many that it would lose digits.
 PART = 32
 # Rows of `stats`.
 MASS = 0  # S
@@ -154,18 +154,29 @@ def sum_moments(layer, g, j, factor, center, first_moment, second_moment, total)
     first_moment, second_moment: written, sums of f d and of f d^2 [h, n].
     total: written, sum of f [n].
     """
+    first_moment[:] = 0
+    second_moment[:] = 0
+    total[:] = 0
+    part = (np.empty_like(first_moment), np.empty_like(second_moment), np.empty_like(total))
+    for start in range(0, len(factor), PART):
+        children = range(start, min(start + PART, len(factor)))
+        sum_part(layer, g, j, children, factor, center, *part)
+        first_moment += part[0]
+        second_moment += part[1]
+        total += part[2]
+
+
+@compiled
+def sum_part(layer, g, j, children, factor, center, first_moment, second_moment, total):
+    """`sum_moments` over these children alone."""
     rows = len(layer.sizes[0])
     outer = len(layer.sizes[2])
     first_moment[:] = 0
     second_moment[:] = 0
     total[:] = 0
-    part = np.zeros_like(total)
-    for i in range(len(factor)):
+    for i in children:
         for n in range(LANES):
-            part[n] += factor[i, n]
-        if i % PART == PART - 1 or i == len(factor) - 1:
-            total += part
-            part[:] = 0
+            total[n] += factor[i, n]
         for p in range(rows):
             for q in range(outer):
                 h = p * outer + q
@@ -221,18 +232,24 @@ def e_step(layer, g, state, R):
     number = R.dtype.type
     one = number(1)
     half = number(0.5)
-    zero = number(0)
     var_min = number(VAR_MIN)
     # log a_j + log N(V; mean, variance) is a polynomial of d = V - mean, without a linear term.
     linear = np.zeros_like(state.mean[0])  # [h, n]
     square = np.empty_like(linear)
     constant = np.empty_like(linear[0])  # [n]
+    constants = np.empty((parents, LANES))
+    common = np.full(LANES, -np.inf)
     for j in range(parents):
         for n in range(LANES):
             # log sigmoid(logit), without overflow.
             logit = state.stats[j, LOGIT, n]
-            log_activation = min(logit, zero) - math.log1p(math.exp(-abs(logit)))
-            constant[n] = log_activation - half * state.stats[j, LOG_VAR, n]
+            log_activation = min(logit, 0.0) - math.log1p(math.exp(-abs(logit)))
+            constants[j, n] = log_activation - 0.5 * state.stats[j, LOG_VAR, n]
+            common[n] = max(common[n], constants[j, n])
+    for j in range(parents):
+        # Small numbers lose fewer digits.
+        for n in range(LANES):
+            constant[n] = constants[j, n] - common[n]
         for h in range(len(square)):
             for n in range(LANES):
                 square[h, n] = -half * (one / (state.variance[j, h, n] + var_min))

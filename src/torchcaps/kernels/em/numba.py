@@ -126,9 +126,11 @@ class Problem(NamedTuple):
             (batch if self.want_coupling else 0, rows, columns, children, parents),
             (groups, iterations, num_parents, self.dim, LANES),
             (groups, iterations, num_parents, self.dim, LANES),
-            (groups, iterations, num_parents, 3, LANES),
         )
-        return tuple(map(self.weight.new_empty, sizes))
+        stats = self.weight.new_empty(
+            groups, iterations, num_parents, 3, LANES, dtype=torch.float64
+        )
+        return (*map(self.weight.new_empty, sizes), stats)
 
     def forward(self) -> tuple[Tensor, ...]:
         """The outputs and the states."""
@@ -140,7 +142,7 @@ class Problem(NamedTuple):
 
         mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
         logit = by_sample(stats[:, -1, :, LOGIT], batch)
-        torch.sigmoid(logit.view_as(activation), out=activation)
+        activation.copy_(logit.sigmoid().view_as(activation))
         if self.want_coupling:
             by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
             coupling.copy_(by_parent.transpose(-1, -2))
@@ -158,7 +160,7 @@ class Problem(NamedTuple):
         num_places = math.prod(self.activation.shape[1:])
 
         # d sigmoid(x) / dx = sigmoid(x) (1 - sigmoid(x))
-        activation = stats[:, -1, :, LOGIT].sigmoid()
+        activation = stats[:, -1, :, LOGIT].to(means.dtype).sigmoid()
         grad_logit = by_lane(grad_activation.flatten(1)) * activation * (1 - activation)
         num_shifts = 0 if self.shift is None else groups
         gradients = (
