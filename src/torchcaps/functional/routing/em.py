@@ -79,8 +79,10 @@ def em_routing(
     # The children of a parent next to each other, as products of matrices take them.
     V = V.transpose(-2, -3).contiguous().transpose(-2, -3)
     a_i = clamp_finite(votes.activation.to(V.dtype), gradient_limit).unsqueeze(-1)
-    beta_u = votes.dim * (full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u)
-    beta_a = full_precision(beta_a) if isinstance(beta_a, Tensor) else beta_a
+    beta_u, beta_a = (
+        full_precision(beta) if isinstance(beta, Tensor) else V.new_full((), beta)
+        for beta in (beta_u, beta_a)
+    )
 
     with without_autocast(V):
         R = votes.couple().to(V.dtype)
@@ -91,11 +93,18 @@ def em_routing(
             mu = torch.einsum("...ij,...ijh->...jh", w, V)
             squares = (V - mu.unsqueeze(-3)).square()
             var = torch.einsum("...ij,...ijh->...jh", w, squares) + VAR_MIN
-            half_log_var = 0.5 * var.log().sum(dim=-1)
-            logit = lambda_t * (beta_a - (beta_u + half_log_var) * S)
+            log_var = var.log()
+            if t == 1:
+                # Most of a logarithm is common to all parents of an image. Their differences
+                # decide the couplings, and lose fewer digits without it.
+                common = log_var.detach().mean(dim=tuple(range(1, var.dim() - 1)), keepdim=True)
+                fixed_cost = torch.add(common.sum(dim=-1), beta_u, alpha=2 * votes.dim)
+            log_var = (log_var - common).sum(dim=-1)
+            cost = (fixed_cost + log_var) * S  # twice the sum over h
+            logit = torch.add(lambda_t * beta_a, cost, alpha=-0.5 * lambda_t)
             if t < iterations:
                 # log a_j + log N(V_ij; mu_j, var_j), without the constant that softmax cancels
-                log_peak = F.logsigmoid(logit) - half_log_var
+                log_peak = torch.add(F.logsigmoid(logit), log_var, alpha=-0.5)
                 distance = (squares / var.unsqueeze(-3)).sum(dim=-1)
                 log_p = torch.add(log_peak.unsqueeze(-2), distance, alpha=-0.5)
                 R = votes.couple(detach_extremes(log_p))
