@@ -82,7 +82,7 @@ def test_a_run_becomes_a_file_that_knows_its_classes(run, tmp_path, name):
     assert exported.path == path
     assert exported.bytes == path.stat().st_size
     assert exported.images == "12 test images of bars"
-    assert exported.batches == (1, 3, 64)
+    assert exported.batches == (1, 3, 32, 64)
     assert exported.difference <= 1e-5
     assert (exported.loss, exported.changed, exported.weights) == (0, 0, "float32")
     assert json.loads(json.dumps(exported.to_dict()))["path"] == str(path)
@@ -312,7 +312,7 @@ def test_every_classifier_becomes_a_file(name, tmp_path):
         print(f"{name}{ending}: {exported.difference:.1e}, {seconds:.0f} s")
         assert seconds < (180 if name.startswith("matrix_caps") else 60)
         assert exported.difference <= tolerance
-        assert exported.batches == (1, 3, 64)
+        assert exported.batches == (1, 3, 32, 64)
         answers = torch.from_numpy(read(exported.path)(images.numpy()))
         torch.testing.assert_close(answers, expected, atol=tolerance, rtol=0)
         if not spec_of(model).is_dense:
