@@ -12,6 +12,7 @@ import tomllib
 from claims import (
     constellations as constellations,
     recurrent_cnn as recurrent_cnn,
+    slots as slots,
     summed_drawings as summed_drawings,
 )
 from claims.protocol import FOLDER, list_claims

@@ -1,19 +1,26 @@
 """How well overlapping digits are recognized: trained pairs, others, and three digits at once."""
 
 from itertools import combinations
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from claims.sets.unseen_pairs import KINDS, NUM_CLASSES, draw_overlaps
-from torchcaps.data import dataset_info
-from torchcaps.evaluation import score_segmentation, segment
-from torchcaps.evaluation.base import Images, image_activations, proportion
+from claims.sets.unseen_pairs import KINDS, NUM_CLASSES, PREFIX, draw_overlaps
+from torchcaps.evaluation import score_segmentation
+from torchcaps.evaluation.base import (
+    Images,
+    device_of,
+    evaluating,
+    image_activations,
+    proportion,
+)
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.measures import Figures, register_measure
 from torchcaps.tasks.classify import is_correct
 
+Drawings = Float[Tensor, "n classes 1 height width"]
 NUM_DRAWN = 500  # images of each kind, evenly spread, whose digits are drawn
 
 
@@ -27,8 +34,8 @@ def unseen_pairs(run: EvaluatedRun) -> Figures:
         drawings add up to the picture best; "KIND_single_error", mean squared error of the drawing
         of each digit, per pixel.
     """
-    base = dataset_info(run.config.data.name).made_from
-    source = run.load_images(base)
+    name = run.config.data.name.removeprefix(PREFIX)
+    source = run.load_images(name)
     figures: Figures = {}
     for kind, (size, _) in KINDS.items():
         images, singles, _ = draw_overlaps(source, kind)
@@ -37,8 +44,7 @@ def unseen_pairs(run: EvaluatedRun) -> Figures:
 
         index = torch.linspace(0, len(images) - 1, min(NUM_DRAWN, len(images))).long()
         pictures = images.float_images(index)
-        all_classes = torch.arange(NUM_CLASSES).expand(len(index), -1)
-        drawings = segment(run.model, pictures, all_classes).images
+        drawings = draw_all(run.model, pictures)
         answers = explain(drawings, pictures, size)
         is_right = (answers == images.labels[index].bool()).all(dim=1)
         figures[f"{kind}_by_drawing"] = proportion(is_right)
@@ -48,9 +54,16 @@ def unseen_pairs(run: EvaluatedRun) -> Figures:
     return figures
 
 
-def explain(
-    drawings: Float[Tensor, "n classes 1 height width"], pictures: Images, count: int
-) -> Bool[Tensor, "n classes"]:
+def draw_all(model: Any, pictures: Images) -> Drawings:
+    """What the decoder draws of every class of each picture, on the CPU."""
+    with evaluating(model):
+        capsules = model.capsules(pictures.to(device_of(model)))
+        first = torch.zeros(len(pictures), dtype=torch.int64, device=capsules.pose.device)
+        drawings = [model.reconstruct(capsules, first + k) for k in range(NUM_CLASSES)]
+    return torch.stack(drawings, dim=1).cpu()
+
+
+def explain(drawings: Drawings, pictures: Images, count: int) -> Bool[Tensor, "n classes"]:
     """The classes of each picture whose drawings add up to it with the least squared error.
 
     Args:

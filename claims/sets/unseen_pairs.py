@@ -7,16 +7,17 @@ digits no two are neighbors, so that nothing but their number is new.
 
 from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from torchcaps.data import Dataset, PairMaker, dataset_info, make_pairs, multi_hot, register_derived
+from torchcaps.data import Dataset, PairMaker, dataset_info, make_pairs, register_derived
 from torchcaps.errors import check_known
 
+PREFIX = "unseen-pairs-"  # of the names of sets, before that of the single digits
 NUM_CLASSES = 10
 SHIFT = 4  # largest of a digit along each axis, in pixels
 # Kind -> digits in an image, and whether they are neighbors.
@@ -39,8 +40,8 @@ class Overlaps(NamedTuple):
     chosen: Int64[Tensor, "n k"]
 
 
-def are_neighbors(first: int | Tensor, second: int | Tensor) -> bool | Tensor:
-    """Whether two digits stand next to each other in the ring."""
+def are_neighbors(first: Any, second: Any) -> Any:
+    """Whether two digits, as numbers or tensors, stand next to each other in the ring."""
     distance = (first - second) % NUM_CLASSES
     return (distance == 1) | (distance == NUM_CLASSES - 1)
 
@@ -68,8 +69,8 @@ class DistantPairMaker(PairMaker):
 
     def num_partners_of(self, base: Indices) -> Indices:
         label = self.source.labels[base]
-        near = [self._counts[(label + step) % NUM_CLASSES] for step in (-1, 0, 1)]
-        return len(self.source) - sum(near)
+        near = torch.stack([label - 1, label, label + 1]) % NUM_CLASSES
+        return len(self.source) - self._counts[near].sum(dim=0)
 
     def partner(self, base: Indices, rank: Indices) -> Indices:
         # Those of other classes lie behind each other from the class after the next one on.
@@ -89,7 +90,7 @@ class DistantPairMaker(PairMaker):
 def keep_distant(pairs: Dataset) -> Dataset:
     """The pairs that are no neighbors, and a maker that draws no others."""
     is_near = are_neighbors(*pairs.targets["single_label"].unbind(1))
-    maker = pairs.maker
+    maker: Any = pairs.maker
     distant = DistantPairMaker(maker.source, maker.max_shift, maker.pad, maker.seed)
     return replace(pairs.subset((~is_near).nonzero().flatten()), maker=distant)
 
@@ -121,7 +122,7 @@ def draw_overlaps(source: Dataset, kind: str, seed: int = 1) -> Overlaps:
     digits = [maker.overlay(chosen[:, column], moves[:, column])[1][:, 0] for column in columns]
     singles = torch.stack(digits, dim=1)
     pixels = singles.int().sum(dim=1).clamp(max=255).byte()
-    hot = sum(multi_hot(column, NUM_CLASSES) for column in labels.unbind(1))
+    hot = torch.zeros(len(labels), NUM_CLASSES, dtype=torch.uint8).scatter(1, labels, 1)
     targets = {"labels": hot, "single_label": labels}
     return Overlaps(Dataset(pixels, targets, source.classes, kind), singles, chosen)
 
@@ -136,7 +137,7 @@ for _base, (_train, _test) in COUNTS.items():
     register_derived(
         dataset_info(_base),
         _make,
-        name=f"unseen-pairs-{_base}",
+        name=PREFIX + _base,
         title=f"35 of the 45 pairs of {_base}, tested on the others",
         image_shape=(1, 36, 36),
         train=_train,
