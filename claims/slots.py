@@ -112,14 +112,15 @@ class SlotAutoencoder(nn.Module):
         if uniform:
             self.layer.router = self.layer.router.uniform()
         self.pixel_place = nn.Linear(4, dim)
+        last: Any = nn.Conv2d(width, in_chans + 1, 3, padding=1)
+        nn.init.constant_(last.bias, DARK)
         self.decoder = nn.Sequential(
             nn.Conv2d(dim, width, KERNEL, padding=padding),
             nn.ReLU(),
             nn.Conv2d(width, width, KERNEL, padding=padding),
             nn.ReLU(),
-            nn.Conv2d(width, in_chans + 1, 3, padding=1),
+            last,
         )
-        nn.init.constant_(self.decoder[-1].bias, DARK)
 
     def slots(self, images: Images) -> Float[Tensor, "batch slots dim"]:
         """The poses of the slots."""

@@ -96,11 +96,11 @@ def test_equal_couplings_give_each_slot_the_same_children():
 def test_slots_learn_to_draw():
     """Better than the mean picture; drawings that turned black would be worse."""
     generator = torch.Generator().manual_seed(0)
-    model = create(dim=16, width=8)
+    model = create(dim=16, width=4)
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     for _ in range(200):
-        images = bars(16, generator)
+        images = bars(8, generator)
         error = (model(images) - images).square().mean()
         optimizer.zero_grad()
         error.backward()
