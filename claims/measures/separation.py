@@ -42,7 +42,8 @@ def separation(run: EvaluatedRun) -> Figures:
     pictures = images.float_images()
     singles = maker.singles(images, torch.arange(len(images))).amax(dim=2) / 255
     ink = (singles >= INK).flatten(2)
-    truth = torch.where(ink.any(dim=1), 1 + singles.argmax(dim=1).flatten(1), 0)
+    has_ink = ink.any(dim=1)
+    truth = torch.where(has_ink, 1 + singles.argmax(dim=1).flatten(1), 0)
     is_known = ink.sum(dim=1) < 2
     is_single = ink.sum(dim=1) == 1
 
@@ -51,14 +52,14 @@ def separation(run: EvaluatedRun) -> Figures:
     for prefix, context in (("", nullcontext()), ("uniform_", uniform)):
         with context:
             winners, count, error = _draw(run.model, pictures)
-        figures[f"{prefix}ari"] = _mean(adjusted_rand(truth, winners, is_single))
-        figures[f"{prefix}ari_all"] = _mean(adjusted_rand(truth, winners, is_known))
-        figures[f"{prefix}slots_used"] = _mean(slots_used(winners, ink.any(dim=1), count))
+        figures[f"{prefix}ari"] = float(adjusted_rand(truth, winners, is_single).mean())
+        figures[f"{prefix}ari_all"] = float(adjusted_rand(truth, winners, is_known).mean())
+        figures[f"{prefix}slots_used"] = float(slots_used(winners, has_ink, count).mean())
         figures[f"{prefix}explained"] = 1 - error / float(pictures.var(dim=0, correction=0).mean())
     width = pictures.shape[3]
     stripes = (torch.arange(width) * count // width).repeat(pictures.shape[2])
-    figures["ari_stripes"] = _mean(adjusted_rand(truth, stripes.expand_as(truth), is_single))
-    figures["excluded"] = float((~is_known).sum() / ink.any(dim=1).sum())
+    figures["ari_stripes"] = float(adjusted_rand(truth, stripes.expand_as(truth), is_single).mean())
+    figures["excluded"] = float((~is_known).sum() / has_ink.sum())
     return figures
 
 
@@ -102,10 +103,6 @@ def slots_used(answer: Pixels, mask: Bool[Tensor, "n pixels"], count: int) -> Fl
 
 def _pairs(counts: Tensor) -> Tensor:
     return counts * (counts - 1)
-
-
-def _mean(figures: Tensor) -> float:
-    return float(figures.mean())
 
 
 def _draw(model: Any, pictures: Tensor) -> tuple[Pixels, int, float]:

@@ -1,13 +1,15 @@
 """Slots that take overlapping digits apart: the measures by hand, and the network."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import torchcaps as tc
-from claims.measures.separation import adjusted_rand, slots_used
+from claims.measures.separation import INK, adjusted_rand, separation, slots_used
 from claims.protocol import load_claim
-from claims.slots import Slots
-from torchcaps.data import Batch
+from claims.slots import Parts, Slots
+from torchcaps.data import Batch, load_dataset
 
 NAME = "slot_autoencoder"
 
@@ -53,6 +55,34 @@ def test_slots_that_win_a_percent_of_the_ink_are_used():
     answer = torch.tensor([[0] * 99 + [1] + [2] * 50, [1] * 100 + [2] * 50])
     mask = torch.arange(150).expand(2, 150) < 100
     torch.testing.assert_close(slots_used(answer, mask, 4), torch.tensor([0.5, 0.25]).double())
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_digits_that_are_drawn_alone_are_separated(swapped):
+    """Also with the slots in another order; with equal coupling, all digits in one slot."""
+    images = load_dataset("multi-digits", "test", img_size=18).subset(torch.arange(60))
+    singles = images.maker.singles(images, torch.arange(60)) / 255
+    blank = torch.full_like(singles[:, :1], INK - 0.001)  # wins where there is no ink
+    drawings = torch.cat([blank, singles.flip(1) if swapped else singles], dim=1)
+    model = create()
+
+    def parts(batch):
+        drawn = drawings
+        if model.layer.router.fixed is not None:
+            drawn = torch.zeros_like(drawings)
+            drawn[:, 0] = drawings.sum(dim=1)
+        return Parts(drawn, drawn.mean(dim=2), batch)
+
+    model.parts = parts
+    figures = separation(SimpleNamespace(images=images, model=model, subset=lambda _: images))
+    assert figures["ari"] == figures["ari_all"] == figures["explained"] == 1
+    assert figures["slots_used"] == pytest.approx(2 / 3)
+    assert figures["uniform_slots_used"] == pytest.approx(1 / 3)
+    assert figures["uniform_ari"] == 0
+    assert 0 < figures["ari_stripes"] < 0.4
+    ink = singles.amax(dim=2) >= INK
+    shared = ink.all(dim=1).sum() / ink.any(dim=1).sum()
+    assert figures["excluded"] == pytest.approx(float(shared))
 
 
 def create(**options):
