@@ -9,7 +9,12 @@ Imported as a plug-in, it makes the names of its protocols, data sets, measures 
 
 import tomllib
 
-from claims import constellations as constellations, recurrent_cnn as recurrent_cnn
+from claims import (
+    constellations as constellations,
+    recurrent_cnn as recurrent_cnn,
+    slots as slots,
+    summed_drawings as summed_drawings,
+)
 from claims.protocol import FOLDER, list_claims
 from torchcaps.registry import import_submodules
 from torchcaps.training import register_recipe

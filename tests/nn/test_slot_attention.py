@@ -10,10 +10,12 @@ import torch
 
 import torchcaps as tc
 from torchcaps.functional import DenseVotes
+from torchcaps.functional.votes import Votes
 from torchcaps.nn import RoutedLayer, SharedVotes, create_router
+from torchcaps.nn.routers import Router
 from torchcaps.nn.slot_attention import mean_weights
 from torchcaps.testing import check_module, check_module_gradients, random_capsules, seeded
-from torchcaps.types import Capsules, LayerSizes
+from torchcaps.types import Capsules, LayerSizes, Routed
 
 INPUTS = [[4, 0, 0, 0], [0, 4, 0, 0], [0, 0, 4, 0]]
 SLOTS = [[1, 0, 0, -1], [0, 1, -1, 0]]
@@ -243,3 +245,76 @@ def test_parameters_are_those_of_the_paper():
     ):
         with pytest.raises(ValueError, match=sentence):
             create_router("slot_attention", **options)
+
+
+class Depletion(Router):
+    """Slots one after another, softmax over children; each leaves less of what it took.
+
+    Houba, arXiv 2605.02323, without scales. The pose of a child is its logit for each slot.
+    """
+
+    activation = "none"
+    normalized = False  # a child may go to several slots, or to none
+
+    def __init__(self, power):
+        super().__init__()
+        self.power = power
+
+    def route(self, votes, parents):
+        evidence = [torch.ones_like(votes.pose[..., 0])]
+        shares = []
+        for logits in votes.pose.unbind(-1):
+            share = (logits + 3 * evidence[-1].log()).softmax(dim=-1)
+            shares.append(share)
+            evidence.append(evidence[-1] * (1 - share**self.power))
+        coupling = torch.stack(shares, dim=-1)
+        pose = votes.weighted(coupling)
+        extras = {"evidence": torch.stack(evidence, dim=-1)}
+        return Routed(pose, torch.ones_like(pose[..., 0]), coupling).with_extras(**extras)
+
+
+@pytest.mark.parametrize(
+    ("power", "left", "later"),
+    [
+        (1, [0.3, 0.8, 0.9], [0.021293, 0.403785, 0.574921]),
+        (2, [0.51, 0.96, 0.99], [0.066736, 0.445109, 0.488155]),
+    ],
+)
+def test_a_router_that_depletes_its_children_reports_its_own_couplings(power, left, later):
+    logits = doubles([[0.7, 0.2, 0.1], [1, 1, 1]]).log().mT.unsqueeze(0)
+    votes = torch.randn(1, 3, 2, 4, generator=seeded(0), dtype=torch.float64)
+    routed = Depletion(power)(DenseVotes(votes, torch.ones(1, 3).double(), logits))
+    assert_near(routed.coupling[0].mT, [[0.7, 0.2, 0.1], later])
+    assert_near(routed.extras["evidence"][0, :, 1], left)
+    assert (routed.extras["evidence"].diff(dim=-1) < 0).all()
+    torch.testing.assert_close(
+        routed.pose[0, 1], votes[0, :, 1].mT @ doubles(later), atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected", "row_sums"),
+    [
+        (5, None, [0.998218, 1.003563, 0.998218]),
+        (200, [[0.707709, 0.292291], [0.084582, 0.915418], [0.707709, 0.292291]], [1, 1, 1]),
+    ],
+)
+def test_slots_take_any_couplings_such_as_those_of_sinkhorn(
+    iterations, expected, row_sums, monkeypatch
+):
+    """Zhang et al., arXiv 2301.13197: also each slot has a given sum, here 1.5 of three children."""
+
+    def couple(_votes, logits):
+        coupling = logits.exp()
+        for _ in range(iterations):
+            coupling = coupling / coupling.sum(dim=-1, keepdim=True)
+            coupling = 1.5 * coupling / coupling.sum(dim=-2, keepdim=True)
+        return coupling
+
+    monkeypatch.setattr(Votes, "couple", couple)
+    _, coupling, weights = run(hand_layer())
+    assert_near(coupling.sum(dim=0), [1.5, 1.5])
+    assert_near(coupling.sum(dim=1), row_sums)
+    assert_near(weights, (coupling / 1.5).tolist())
+    if expected is not None:
+        assert_near(coupling, expected)

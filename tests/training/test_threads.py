@@ -12,7 +12,7 @@ from torch.__config__ import parallel_info
 
 from torchcaps.training import Interrupted, Run, device, train
 
-from .makers import Watch, contents, stop_after, tiny
+from .makers import TINY, Watch, contents, stop_after, tiny
 
 CPU = torch.device("cpu")
 
@@ -43,8 +43,12 @@ def test_a_training_beside_a_second_one_has_the_same_bits(bars, tmp_path):
     assert contents(tmp_path / "run") == contents(tmp_path / "expected")
 
 
-def test_dropout_continues_where_a_training_stopped(bars, tmp_path):
+@pytest.mark.parametrize("source", ["dropout", "router"])
+def test_random_numbers_continue_where_a_training_stopped(bars, tmp_path, source):
     config = config_of(bars)
+    if source == "router":
+        options = TINY | {"routing": "slot_attention", "decoder": (4, 4)}
+        config = tiny(bars, model_options=options)  # whose poses draw
     train(config, tmp_path / "uninterrupted")
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", callbacks=[stop_after(4)])

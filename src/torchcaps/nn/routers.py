@@ -132,13 +132,12 @@ class Router(nn.Module):
         adds_bias: `route` adds `votes.bias`; a layer with a bias refuses other routers.
         permutation_equivariant: children and parents may be numbered in any order: the outcome
             moves with them. Not so where couplings or parameters belong to their places.
-        needs_votes: activations of parents depend on their votes; not so where children choose by
-            their own poses.
+        needs_votes: activations of parents depend on votes, not on the poses of children alone.
         agreement: activations depend on the spread of votes about their mean, whatever the
             couplings are; an ablation may set it to False, and `route` then leaves that out.
         convention: which parents compete in a convolution by default; see `functional.ConvField`.
-        handles_extreme_votes: finite for votes of any size. Other routers get votes clamped to 2^32
-            (2^256 in float64), so that their squares stay finite.
+        handles_extreme_votes: finite for any votes; others get them clamped to 2^32 (float64 2^256).
+        draws: `route` draws random numbers in training, which a run seeds in every step.
         sizes: of the layer, once it has built the router.
         fixed: seed and scale of the couplings of an ablation, or None.
 
@@ -159,6 +158,7 @@ class Router(nn.Module):
     agreement: bool = False
     convention: Convention = "all"
     handles_extreme_votes: bool = False
+    draws: bool = False
     sizes: LayerSizes | None = None
     fixed: tuple[int, float] | None = None
 

@@ -90,6 +90,7 @@ class SlotAttention(Router):
         check_range("hidden", hidden, low=1)
         self.iterations = check_iterations(iterations)
         self.start = start
+        self.draws = start == "random"
         self.hidden = hidden
         self.detach = detach
 

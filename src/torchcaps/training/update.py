@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import Batch
 from torchcaps.distributed import Ranks, data_parallel, exclude_padding_rows
-from torchcaps.nn import use_generator
+from torchcaps.nn import Router, use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.callbacks import copy_state
@@ -130,7 +130,10 @@ class Updater:
         if self.device.type != "cuda" or self.precision != "fp32":
             # Not .to(memory_format=...), which would change capsule weights of four axes too.
             convert_conv2d_weight_memory_format(task, torch.channels_last)
-        self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in task.modules())
+        self.has_dropout = any(
+            isinstance(layer, _DropoutNd) or (isinstance(layer, Router) and layer.draws)
+            for layer in task.modules()
+        )
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
         self.generator = torch.Generator()  # of random changes of images
@@ -148,7 +151,7 @@ class Updater:
         self._make_random_state()
 
     def _make_random_state(self) -> None:
-        """A scaler of losses, and what dropout draws from; None for a model without it."""
+        """A scaler of losses, and what dropout and routers draw from; None without them."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.dropout = torch.Generator(self.device) if self.has_dropout else None
 
