@@ -11,7 +11,10 @@ from torchcaps.training import Interrupted
 from training.makers import stop_after
 
 
-@pytest.mark.parametrize(("name", "arm"), [("unseen-pairs", "S"), ("slots-take-apart", "R3")])
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [pytest.param("unseen-pairs", "S", marks=pytest.mark.slow), ("slots-take-apart", "R3")],
+)
 def test_a_trial_that_was_stopped_has_the_figures_of_one_that_was_not(
     name, arm, tmp_path, monkeypatch
 ):
