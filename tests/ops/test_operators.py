@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps import ops
+from torchcaps import ops, testing
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.support import HAS_NUMBA
@@ -185,7 +185,7 @@ def test_explain_says_which_implementation_runs_and_why():
 
 def survey_names(device):
     """Name of the implementation of each operator."""
-    return {name: impl for name, (impl, _) in ops.survey(torch.device(device)).items()}
+    return {name: impl for name, (impl, _) in testing.survey(torch.device(device)).items()}
 
 
 def test_survey_names_an_implementation_of_each_operator():

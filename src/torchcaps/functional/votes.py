@@ -447,34 +447,6 @@ class MapVotes(Votes):
         return spatial_first(self.maps())
 
 
-class DenseMapVotes(MapVotes):
-    """Maps of votes that exist already, of children that are present and have no pose.
-
-    Args:
-        votes: `[batch, i, j, d, rows, columns]`.
-        bias: see `Votes`.
-
-    Raises:
-        ArgumentError: other axes, or tensors that are not of floating point.
-    """
-
-    added = ("_votes",)
-
-    def __init__(
-        self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None
-    ) -> None:
-        check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
-        check_floating(votes=votes, bias=bias)
-        batch, children, parents, dim, rows, columns = votes.shape
-        ones = votes.new_ones(()).expand(batch, rows, columns, children, 1)
-        field = DenseField(positions=(rows, columns))
-        super().__init__(Capsules(ones[..., :0], ones[..., 0]), field, parents, dim, bias)
-        self._votes = votes
-
-    def maps(self) -> Tensor:
-        return full_precision(self._votes)
-
-
 class ProductVotes(Votes):
     """Products of poses, as matrices, and matrices of weights: `V_ij = M_i W_ij + shift_ij`.
 
