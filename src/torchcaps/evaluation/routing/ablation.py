@@ -14,6 +14,7 @@ from operator import methodcaller
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
+from torchcaps.evaluation.accuracy.multilabel import mean_of_classes
 from torchcaps.evaluation.base import (
     EvaluationResult,
     Images,
@@ -120,6 +121,12 @@ class IterationDynamics(EvaluationResult):
     class_straightness: tuple[tuple[float | None, ...], ...]
 
     derived = ("verdict",)
+
+    @property
+    def true_class_straightness(self) -> list[float]:
+        """Mean of `class_straightness` after each iteration; empty without classes."""
+        means = map(mean_of_classes, self.class_straightness)
+        return [mean for mean in means if mean is not None]
 
     @property
     def verdict(self) -> str:

@@ -199,8 +199,7 @@ class Diagnosis(EvaluationResult):
     def _straightness(self) -> list[Check]:
         """Of the last layer: of the votes for the class that is there, where that is known."""
         course = self.iterations
-        rows = [list(filter(None, row)) for row in course.class_straightness]
-        straight = tuple(sum(row) / len(row) for row in rows if row)
+        straight = course.true_class_straightness
         place = "for the true class"
         if not straight and course.straightness:
             straight = list(course.straightness.values())[-1]
