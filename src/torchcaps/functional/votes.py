@@ -90,12 +90,14 @@ class RoutingContext:
         trace: list to which each call of `Votes.couple` appends its couplings, or None. A router
             calls it exactly once an iteration, so that the list has one entry of each.
         fixed: couplings of an ablation, or None.
+        extras: dictionary to which `Votes.record` adds further tensors, or None.
     """
 
     needs_coupling: bool = True
     clamp: bool = False
     trace: list[Tensor] | None = None
     fixed: FixedCoupling | None = None
+    extras: dict[str, Tensor] | None = None
 
     @property
     def is_uniform(self) -> bool:
@@ -286,6 +288,15 @@ class Votes(ABC):
         if self.context.trace is not None:
             self.context.trace.append(coupling)
         return coupling
+
+    def record(self, **extras: Tensor) -> None:
+        """Keep further tensors of a router by name, such as logits, where the caller records them.
+
+        Args:
+            extras: tensors of any shape with the batch first.
+        """
+        if self.context.extras is not None:
+            self.context.extras.update(extras)
 
     def _copy(self, **changes: Any) -> Self:
         votes = object.__new__(type(self))  # torch 2.11 compiles neither `copy` nor `vars`
