@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from torchcaps import ops
 from torchcaps.errors import ArgumentError, check_shape
@@ -67,19 +68,11 @@ def route_images(model: nn.Module, images: Images) -> RoutedImages:
                 activations.append(model(batch).float().cpu())
             for name, trace in record.last().items():
                 straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
-                tensors = (*trace[:4], children[name].activation, straight)
-                parts[name].append([tensor.cpu() for tensor in tensors])
-    traces = {}
-    for name, rows in parts.items():
-        columns = map(torch.cat, zip(*rows, strict=True))
-        coupling, activation, child_activation, pose, children_once, straight = columns
-        traces[name] = RoutingTrace(
-            coupling,
-            activation,
-            child_activation,
-            pose,
-            extras={"children": children_once, "straightness": straight},
-        )
+                extras = {"children": children[name].activation, "straightness": straight}
+                parts[name].append(trace._replace(extras=extras).map(Tensor.cpu))
+    traces = {
+        name: tree_map(lambda *columns: torch.cat(columns), *rows) for name, rows in parts.items()
+    }
     return RoutedImages(torch.cat(activations), traces)
 
 
