@@ -90,7 +90,7 @@ class RoutingContext:
         trace: list to which each call of `Votes.couple` appends its couplings, or None. A router
             calls it exactly once an iteration, so that the list has one entry of each.
         fixed: couplings of an ablation, or None.
-        extras: dictionary to which `Votes.record` adds further tensors, or None.
+        extras: dictionary to which `record` adds further tensors, or None.
     """
 
     needs_coupling: bool = True
@@ -98,6 +98,15 @@ class RoutingContext:
     trace: list[Tensor] | None = None
     fixed: FixedCoupling | None = None
     extras: dict[str, Tensor] | None = None
+
+    def record(self, **extras: Tensor) -> None:
+        """Keep further tensors of a router by name, such as logits, where the caller wants them.
+
+        Args:
+            extras: tensors of any shape with the batch first.
+        """
+        if self.extras is not None:
+            self.extras.update(extras)
 
     @property
     def is_uniform(self) -> bool:
@@ -288,15 +297,6 @@ class Votes(ABC):
         if self.context.trace is not None:
             self.context.trace.append(coupling)
         return coupling
-
-    def record(self, **extras: Tensor) -> None:
-        """Keep further tensors of a router by name, such as logits, where the caller records them.
-
-        Args:
-            extras: tensors of any shape with the batch first.
-        """
-        if self.context.extras is not None:
-            self.context.extras.update(extras)
 
     def _copy(self, **changes: Any) -> Self:
         votes = object.__new__(type(self))  # torch 2.11 compiles neither `copy` nor `vars`

@@ -152,6 +152,7 @@ class KernelVotes(VotesModule):
     """
 
     lazy_votes = _LazyKernelVotes
+    bias: nn.Parameter
 
     def __init__(
         self,

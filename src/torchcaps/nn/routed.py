@@ -35,7 +35,7 @@ class RoutingTrace(NamedTuple):
         child_activation: of the children, `[batch, *space, children]`, in [0, 1].
         pose: of the parents, `[batch, *space, parents, dim]`.
         iterations: the couplings of every iteration, first to last, if they are recorded.
-        extras: further tensors of the router; see `Votes.record`.
+        extras: further tensors of the router; see `RoutingContext.record`.
     """
 
     coupling: Float[Tensor, "*batch children parents"]

@@ -141,7 +141,7 @@ class SlotAttention(Router):
             c = votes.couple(k @ q.mT)
             w = mean_weights(c, votes.mask)
             s = self._update(votes.add_bias(votes.weighted(w)), s)
-        votes.record(weights=w)
+        votes.context.record(weights=w)
         return Routed(s, torch.ones_like(s[..., 0]), c)
 
     def _starts(self, votes: Votes, like: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ MakePlaces = Callable[[int, int], Tensor]
 class ModuleVotes(Votes):
     """Votes of a `VotesModule`, which holds their parameters."""
 
-    added = ("module",)
+    added: tuple[str, ...] = ("module",)
 
     def __init__(self, children: Capsules, field: Field, module: Any) -> None:
         sizes = module.sizes
@@ -135,7 +135,6 @@ class LinearVotes(VotesModule):
         nn.init.normal_(self.weight, std=std)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """`weight[i, j] @ pose_i`, as in the base class."""
         return ProductVotes(
             children, field, self.weight.transpose(2, 3), self.shift(field), self.bias
         )
@@ -166,15 +165,12 @@ class MatrixVotes(LinearVotes):
 
     Args:
         sizes: numbers of children and parents, and the dimensions of their poses, both P * P.
-        bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start).
-            A stack of layers without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
-        places: `[height, width, P * P]`, added to the votes from each position of a map whose
-            positions share the matrices; see `functional.coordinate_addition`.
-        make_places: see `LinearVotes`.
         identity: start from identity matrices; False is from noise alone, which suits routings that
             normalize poses. Of noise alone, votes of many children cancel, and poses fade from
             layer to layer.
+        options: bias, places and make_places of `LinearVotes`. A stack of layers without a bias
+            gives the same activations for poses and their negatives.
 
     Raises:
         ArgumentError: poses that are not square matrices of one size.
@@ -184,18 +180,15 @@ class MatrixVotes(LinearVotes):
         self,
         sizes: LayerSizes,
         *,
-        bias: bool = False,
         init_std: float = MATRIX_STD,
-        places: Tensor | None = None,
-        make_places: MakePlaces | None = None,
         identity: bool = True,
+        **options: Any,
     ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
             numbers = f"{sizes.in_dim} and {sizes.dim} numbers"
             raise ArgumentError("sizes", f"expected poses of P x P numbers, got {numbers}")
         self.identity = identity
-        options: Any = {"init_std": init_std, "places": places, "make_places": make_places}
-        super().__init__(sizes, bias=bias, **options)
+        super().__init__(sizes, init_std=init_std, **options)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -209,7 +202,6 @@ class MatrixVotes(LinearVotes):
                 self.weight.add_(torch.eye(self.weight.shape[2]))
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """`M_i W_ij`, as in the base class."""
         return ProductVotes(children, field, self.weight, self.shift(field), self.bias)
 
 

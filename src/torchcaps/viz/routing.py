@@ -88,7 +88,7 @@ def diagnosis(figures: Diagnosis) -> Figure:
 
 def _draw_straightness(axes: Axes, figures: Diagnosis) -> None:
     course = figures.iterations
-    lines = {short(name, 18): list(values) for name, values in course.straightness.items()}
+    lines = {short(name, 18): values for name, values in course.straightness.items()}
     if course.true_class_straightness:
         lines["for the true class"] = course.true_class_straightness
     _draw_courses(axes, lines, "straightness of votes; 1: all agree")

@@ -123,15 +123,6 @@ def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Ite
             layer.router = router
 
 
-def routers_of(model: nn.Module) -> dict[str, Router]:
-    """Return layer name -> its router, in the order of the model.
-
-    Raises:
-        ArgumentError: for a model without routed layers.
-    """
-    return {name: layer.router for name, layer in routed_layers(model).items()}
-
-
 def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
     """Return layer name -> layer, in the order of the model.
 
