@@ -219,26 +219,9 @@ figure = viz.per_class_bars(
 figure = viz.calibration(scores.to_dict()["calibration"])""",
         ),
         Entry(
-            "accuracy_curves",
-            "Accuracy against any quantity; here the strength of an attack.",
-            "100 test digits, attacked with the gradient's sign",
-            """\
-strengths = (0.0, 0.05, 0.1, 0.15, 0.2)
-subset = digits.subset(torch.arange(0, 1000, 10))
-curves = {}
-for name in ("capsnet-digits", "small-dynamic", "small-uniform"):
-    attacked = tc.load(f"runs/{name}")
-    sweep = evaluation.attack_sweep(
-        attacked, subset.float_images(), subset.labels, strengths, attack="fgsm"
-    )
-    curves[name] = (strengths, [outcome.accuracy for outcome in sweep.outcomes])
-figure = viz.accuracy_curves(
-    curves, xlabel="largest change of a pixel (of 1)", chance=0.1, title="FGSM"
-)""",
-        ),
-        Entry(
             "affine_curves",
-            "Accuracy on images that are rotated, resized or moved, with a panel for each change.",
+            "Accuracy on images that are rotated, resized or moved, with a panel for each change; or "
+            "against any other quantity, such as the strength of an attack.",
             "100 test digits; the training images were shifted by up to 2 pixels and not changed otherwise",
             """\
 subset = digits.subset(torch.arange(0, 1000, 10))
@@ -281,13 +264,14 @@ figure = viz.overlaps(
     ],
     "The transforming auto-encoder": [
         Entry(
-            "transformed",
+            "image_rows",
             "Inputs, drawings after a known shift, and targets.",
             "the embedded test digits, shifted by up to 4 pixels each way",
             f"""\
 {TRANSFORMING}with torch.inference_mode():
     drawings = auto(pairs.source[:10], pairs.transformation[:10])
-figure = viz.transformed(pairs.source[:10], drawings, pairs.target[:10])""",
+rows = {"input": pairs.source[:10], "output": drawings, "target": pairs.target[:10]}
+figure = viz.image_rows(rows, longest=0.8)""",
             84,
             32,
         ),

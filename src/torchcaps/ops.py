@@ -20,14 +20,13 @@ from torchcaps.errors import (
     check_range,
     check_shape,
 )
-from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.routing.em import Beta, check_costs, temperatures
 from torchcaps.functional.squash import full_precision, is_transforming
-from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import AnyVotes, Bias, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import not_recomputable
-from torchcaps.types import Capsules, Routed
+from torchcaps.types import Routed
 
 Impl = Literal["auto", "reference", "blocked", "bmm", "numba", "triton"]
 IMPLS = get_args(Impl)
@@ -226,35 +225,6 @@ def explain(op: str, *operands: Votes | Tensor, impl: str = "auto") -> str:
     """One sentence: which implementation of `op` runs on these operands, and why; as `choose`."""
     name, reason = choose(op, *operands, impl=impl)
     return f"{op} runs as {name!r} ({reason})"
-
-
-def survey(device: torch.device) -> dict[str, tuple[str, str]]:
-    """What "auto" takes on a device for layers of the published sizes.
-
-    Args:
-        device: where the operands would be.
-
-    Returns:
-        Name of the implementation and reason, by operator.
-    """
-    # Expanded from one number: these tensors take no memory.
-    zero = torch.zeros((), device=device)
-
-    def product_votes(
-        pose: tuple[int, ...], weight: tuple[int, ...], field: functional.Field
-    ) -> Votes:
-        children = Capsules(zero.expand(pose), zero.expand(pose[:-1]))
-        return ProductVotes(children, field, zero.expand(weight))
-
-    capsnet_votes = product_votes((128, 1152, 8), (1152, 10, 8, 16), DenseField())
-    matrix_votes = product_votes((64, 14, 14, 32, 16), (288, 32, 4, 4), ConvField(14, 14, 3, 2))
-    map_votes = DenseMapVotes(zero.expand(1, 8, 8, 32, 64, 64))
-    return {
-        "conv2d": choose("conv2d", zero.expand(128, 256, 20, 20), zero.expand(256, 256, 9, 9)),
-        "dynamic_routing": choose("dynamic_routing", capsnet_votes),
-        "em_routing": choose("em_routing", matrix_votes),
-        "map_routing": choose("map_routing", map_votes),
-    }
 
 
 def implementations(op: str) -> list[str]:

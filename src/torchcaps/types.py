@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import register_pytree_node
 
 from torchcaps.errors import ArgumentError
 from torchcaps.transfer import evaluating
@@ -52,65 +51,11 @@ class Routed(NamedTuple):
         coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one
             over the parents that compete for a child (at most one where a routing has a "none of
             the above" parent). None where a fast path left it out.
-        extras: further tensors by name, such as logits; see `with_extras`.
     """
 
     pose: Float[Tensor, "batch *space parents dim"]
     activation: Float[Tensor, "batch *space parents"]
     coupling: Float[Tensor, "batch *space children parents"] | None
-
-    @property
-    def extras(self) -> dict[str, Tensor]:
-        """Further tensors by name; none unless a router adds them."""
-        return {}
-
-    def with_extras(self, **extras: Tensor) -> Routed:
-        """The same routing with further tensors, which `record_routing` keeps.
-
-        Args:
-            extras: further tensors by name, of any shape with the batch first; equal names are
-                replaced.
-
-        Returns:
-            The routing with all its extras.
-        """
-        return RoutedWithExtras.of(self, {**self.extras, **extras})
-
-
-class RoutedWithExtras(Routed):
-    """A routing with further tensors. It unpacks to three; `_replace` and pytrees keep all."""
-
-    _extras: dict[str, Tensor]
-    # Without it pytrees take this class by its registration below, not as its three fields.
-    _make = None  # type: ignore[assignment]
-
-    @classmethod
-    def of(cls, routed: Iterable[Any], extras: dict[str, Tensor]) -> RoutedWithExtras:
-        """A routing from its three fields and further tensors."""
-        routing = cls(*routed)
-        routing._extras = extras
-        return routing
-
-    @property
-    def extras(self) -> dict[str, Tensor]:
-        return self._extras
-
-    def _replace(self, **fields: Any) -> RoutedWithExtras:
-        return self.of(Routed(*self)._replace(**fields), self._extras)
-
-
-def _flatten(routed: RoutedWithExtras) -> tuple[list[Any], None]:
-    return [*routed, routed.extras], None
-
-
-def _unflatten(children: Iterable[Any], _: None) -> RoutedWithExtras:
-    *routed, extras = children
-    return RoutedWithExtras.of(routed, extras)
-
-
-register_pytree_node(
-    RoutedWithExtras, _flatten, _unflatten, serialized_type_name="torchcaps.RoutedWithExtras"
-)
 
 
 @dataclass(frozen=True)

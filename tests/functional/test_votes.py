@@ -5,7 +5,6 @@ from threading import Barrier
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import torchcaps as tc
 from properties.variants import LIBRARY_ROUTERS
@@ -22,7 +21,7 @@ from torchcaps.functional import (
 from torchcaps.functional.votes import FixedCoupling, RoutingContext, as_votes
 from torchcaps.nn import CapsuleLinear, ConvCaps, FactorizedVotes, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
-from torchcaps.types import LayerSizes, Routed
+from torchcaps.types import LayerSizes
 
 
 def product_votes():
@@ -168,37 +167,6 @@ def test_an_activation_beside_that_of_the_votes_is_refused():
     with pytest.raises(ArgumentError) as error:
         em_routing(DenseVotes(random_votes()), torch.ones(2, 6), 0.0, 0.0)
     assert error.value.argument == "activation"
-
-
-def test_extras_stay_with_a_routing():
-    routed = dynamic_routing(random_votes()).with_extras(logits=torch.ones(2, 5))
-    pose, activation, _ = routed
-    assert isinstance(routed, Routed)
-    replaced = routed._replace(pose=pose + 1)
-    assert replaced.extras == routed.extras
-    torch.testing.assert_close(replaced.pose, pose + 1)
-    assert routed.with_extras(more=activation).extras.keys() == {"logits", "more"}
-    assert dynamic_routing(random_votes()).extras == {}
-
-
-def test_pytrees_have_extras():
-    routed = dynamic_routing(random_votes()).with_extras(logits=torch.ones(2, 5))
-    doubled = tree_map(lambda x: 2 * x, routed)
-    torch.testing.assert_close(doubled.coupling, 2 * routed.coupling)
-    torch.testing.assert_close(doubled.extras["logits"], 2 * torch.ones(2, 5))
-    leaves, spec = tree_flatten(routed)
-    assert len(leaves) == 4
-    assert tree_unflatten(leaves, spec).extras["logits"] is routed.extras["logits"]
-
-
-def test_extras_pass_through_a_compiled_call():
-    def route(votes):
-        return dynamic_routing(votes).with_extras(total=votes.sum())
-
-    votes = random_votes()
-    compiled = torch.compile(route, fullgraph=True, backend="eager")(votes)
-    assert torch.equal(compiled.extras["total"], votes.sum())
-    torch.testing.assert_close(compiled.pose, route(votes).pose)
 
 
 def test_straightness_is_one_for_equal_votes_and_falls_by_the_root_of_their_number():

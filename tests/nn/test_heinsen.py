@@ -6,6 +6,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.functional import DenseVotes, Votes
+from torchcaps.functional.votes import RoutingContext
 from torchcaps.nn import FactorizedVotes, RoutedLayer, RoutingHead, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -109,9 +110,10 @@ def test_credit_is_an_extra_beside_the_couplings():
     sizes = LayerSizes(6, 5, 3, 4)
     router = create_router("heinsen_2022")
     router.build(sizes)
-    routed = router(DenseVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
-    _, _, coupling = routed  # unpacks to three
-    assert routed.extras["credit"].shape == coupling.shape
+    votes = DenseVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5))
+    context = RoutingContext(extras={})
+    _, _, coupling = router(votes, context=context)
+    assert context.extras["credit"].shape == coupling.shape
     assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
     layer = RoutedLayer(FactorizedVotes(sizes), "heinsen_2022")
     with tc.record_routing(layer) as record:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from checks import assert_finite
 from torchcaps import ops
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels import samples
@@ -12,8 +11,6 @@ from torchcaps.kernels.dynamic import bmm
 from torchcaps.testing.compare import assert_close
 
 from .makers import Layer, compare, run_layer
-from .operator_checks import check_operator
-from .test_extremes import LARGEST, uniform_leaf
 
 PAPER = (1, 8, 16)
 AUTOCAST_ERROR = {torch.bfloat16: 2e-2, torch.float16: 1e-3}
@@ -41,27 +38,6 @@ def test_blocks_of_samples(monkeypatch):
     assert compare(Layer(batch=8, bias=True), impls=["bmm"]) == ["bmm"]
 
 
-def test_the_layer_of_the_paper_in_float32():
-    layer = Layer(DenseField(), 9, 1152, 10, PAPER, dtype=torch.float32, scale=0.1)
-    assert compare(layer, impls=["bmm"], tolerance=1e-5) == ["bmm"]
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8])
-def test_zero_vectors_and_sizes(scale):
-    layer = Layer(batch=1, matrices=PAPER, dtype=torch.float32, scale=scale)
-    assert_finite(run_layer(layer, "dynamic", "bmm"))
-    assert compare(layer, impls=["bmm"], tolerance=1e-5) == ["bmm"]
-
-
-@pytest.mark.parametrize("scale", [1e7, 1e19, LARGEST])
-def test_numbers_of_any_size(scale):
-    layer = Layer(matrices=PAPER, dtype=torch.float32)
-    tensors = layer.tensors()
-    for name in ("pose", "weight"):
-        tensors[name] = uniform_leaf(*tensors[name].shape, scale=scale, seed=0)
-        assert_finite(run_layer(layer, "dynamic", "bmm", tensors))
-
-
 @pytest.mark.parametrize("dtype", AUTOCAST_ERROR)
 def test_autocast(dtype):
     layer = Layer(types=60, matrices=PAPER, dtype=torch.float32, scale=0.5)
@@ -74,24 +50,6 @@ def test_autocast(dtype):
     for name, tensor in expected.items():
         assert outputs[name].dtype == torch.float32, name
         assert_close(name, outputs[name], tensor, AUTOCAST_ERROR[dtype])
-
-
-@pytest.mark.parametrize("needs_coupling", [False, True])
-def test_schema_fake_and_autograd(needs_coupling):
-    layer = Layer(bias=True, matrices=PAPER, dtype=torch.float32)
-    check_operator("dynamic", "bmm", layer, needs_coupling)
-
-
-def test_second_derivatives():
-    layer = Layer(batch=2, types=3, parents=2)
-    tensors = layer.tensors()
-
-    def route_votes(pose, weight):
-        votes = layer.votes(tensors | {"pose": pose, "weight": weight})
-        return ops.dynamic_routing(votes, impl="bmm").pose
-
-    operands = (tensors["pose"], tensors["weight"])
-    assert torch.autograd.gradgradcheck(route_votes, operands, fast_mode=True)
 
 
 def test_a_whole_graph_for_the_compiler():

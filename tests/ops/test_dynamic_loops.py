@@ -6,15 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from checks import assert_finite
 from torchcaps import ops
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels.lanes import LANES, parallel_for
 from torchcaps.kernels.support import HAS_NUMBA
 
 from .makers import Layer, compare, run_layer
-from .test_extremes import LARGEST, uniform_leaf
-from .test_operators import check_operator
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 
@@ -46,27 +43,6 @@ def test_layers_drawn_at_random(field, batch, types, parents, bias, seed, leaky,
 def test_few_iterations(iterations):
     layer = Layer(batch=5, matrices=SMALL)
     assert compare(layer, impls=["numba"], iterations=iterations) == ["numba"]
-
-
-def test_the_layer_of_the_paper_in_float32():
-    layer = Layer(DenseField(), 33, 1152, 10, PAPER, dtype=torch.float32, scale=0.1)
-    assert compare(layer, impls=["numba"], tolerance=1e-5) == ["numba"]
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8])
-def test_zero_vectors_and_sizes(scale):
-    layer = Layer(matrices=PAPER, dtype=torch.float32, scale=scale)
-    assert_finite(run_layer(layer, "dynamic", "numba"))
-    assert compare(layer, impls=["numba"], tolerance=1e-5) == ["numba"]
-
-
-@pytest.mark.parametrize("scale", [1e7, 1e19, LARGEST])
-def test_numbers_of_any_size(scale):
-    layer = Layer(matrices=PAPER, dtype=torch.float32)
-    tensors = layer.tensors()
-    for name in ("pose", "weight"):
-        tensors[name] = uniform_leaf(*tensors[name].shape, scale=scale, seed=0)
-        assert_finite(run_layer(layer, "dynamic", "numba", tensors))
 
 
 def test_the_number_of_threads_changes_no_bit():
@@ -107,24 +83,6 @@ def test_autocast_changes_no_bit(dtype):
         outputs = run_layer(layer, "dynamic", "numba", tensors)
     for name, tensor in expected.items():
         assert torch.equal(outputs[name], tensor), name
-
-
-@pytest.mark.parametrize("needs_coupling", [False, True])
-def test_schema_fake_and_autograd(needs_coupling):
-    layer = Layer(bias=True, matrices=PAPER, dtype=torch.float32)
-    check_operator("dynamic", "numba", layer, needs_coupling)
-
-
-def test_second_derivatives():
-    layer = Layer(batch=2, types=3, parents=2, matrices=SMALL)
-    tensors = layer.tensors()
-
-    def route_votes(pose, weight):
-        votes = layer.votes(tensors | {"pose": pose, "weight": weight})
-        return ops.dynamic_routing(votes, impl="numba").pose
-
-    operands = (tensors["pose"], tensors["weight"])
-    assert torch.autograd.gradgradcheck(route_votes, operands, fast_mode=True)
 
 
 def choose(**sizes):

@@ -1,7 +1,7 @@
 import pytest
 
 from evaluation.stubs import refuses
-from torchcaps.viz import accuracy_curves, affine_curves
+from torchcaps.viz import affine_curves
 
 from .drawing import assert_nothing_cut, long_names, numbered, panels, texts, words
 
@@ -13,12 +13,7 @@ def legend(figure):
 
 
 def test_lines_ascend_and_percent_are_percent():
-    figure = accuracy_curves(
-        {"capsules": CURVE},
-        xlabel="eps",
-        chance=0.1,
-        title="an attack",
-    )
+    figure = affine_curves({"capsules": {"eps": CURVE}}, units={}, chance=0.1)
     line, chance = figure.axes[0].lines
     assert line.get_xdata().tolist() == [0, 10, 20]
     assert line.get_ydata().tolist() == pytest.approx([90, 50, 20])
@@ -51,13 +46,13 @@ def test_a_model_keeps_its_color_where_another_is_missing():
 
 
 def test_a_model_may_be_called_chance():
-    figure = accuracy_curves({"chance": CURVE}, xlabel="eps", chance=0.1)
+    figure = affine_curves({"chance": {"eps": CURVE}}, units={}, chance=0.1)
     model, guess = figure.legends[0].get_lines()
     assert (model.get_linestyle(), guess.get_linestyle()) == ("-", "--")
 
 
 def test_arguments_that_do_not_fit():
     with refuses("number of models: expected between 1 and 6, got 0"):
-        accuracy_curves({}, xlabel="eps")
+        affine_curves({}, units={})
     with refuses("number of transformations: expected between 1 and 8, got 0"):
         affine_curves({"a": {}}, units={})

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from evaluation.stubs import refuses
-from torchcaps.viz import generation_weights, predicted_transformations, transformed
+from torchcaps.viz import generation_weights, image_rows, predicted_transformations
 
 from .drawing import assert_nothing_cut, long_names, panels, titles, words
 
@@ -12,7 +12,7 @@ RANDOM = np.random.default_rng(0)
 @pytest.mark.parametrize(("count", "shape"), [(20, (3, 20, 40)), (2, (1, 40, 9))])
 def test_a_column_is_an_image_and_a_row_a_kind(count, shape):
     source, output, target = RANDOM.random((3, count, *shape))
-    figure = transformed(source, 3 * output - 1, target)
+    figure = image_rows({"input": source, "output": 3 * output - 1, "target": target})
     [axes] = figure.axes
     assert axes.get_xlim() == (0, count)
     assert words(axes.get_yticklabels()) == ["input", "output", "target"]

@@ -76,7 +76,7 @@ def doctor(*, kernels: bool = False, json: Json = False) -> int:
     facts = machine.environment()
     facts["device"] = str(device)
     facts["precision auto"] = machine.resolve_precision("auto", device)
-    for operator, (implementation, reason) in tc.ops.survey(device).items():
+    for operator, (implementation, reason) in tc.testing.survey(device).items():
         facts[f"kernel {operator}"] = f"{implementation}: {reason}"
     for package in ("matplotlib", "numba", "triton"):
         facts[package] = machine.package_version(package)

@@ -44,7 +44,6 @@ from torchcaps.evaluation.comparison.exact import (
 )
 from torchcaps.evaluation.comparison.uncertainty import (
     holm as holm,
-    seeds_needed as seeds_needed,
 )
 from torchcaps.evaluation.decoding import (
     Perturbation as Perturbation,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +12,7 @@ from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import activations_of, evaluating
-from torchcaps.evaluation.routing.layers import (
-    children_of,
-    route_images,
-    routed_layers,
-    routers_of,
-    swapped_routers,
-)
+from torchcaps.evaluation.routing.layers import route_last, routed_layers
 from torchcaps.functional import DenseField
 from torchcaps.nn import Router
 from torchcaps.tasks import Task
@@ -83,19 +75,9 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
 
     Layers below route as they do, so that the votes stay the same.
     """
-    last = list(routers_of(model).values())[-1]
-    count = min(last.num_iterations, MAX_STEPS)
-    changes: list[Any] = [methodcaller("with_iterations", n) for n in range(1, count + 1)]
+    layer, votes, traces = route_last(model, pixels, MAX_STEPS, [Router.uniform])
     steps = []
-    changes.append(Router.uniform)
-    for change in changes:
-        with (
-            swapped_routers(model, partial(_change_last, last, change)),
-            children_of(model) as children,
-        ):
-            name, trace = list(route_images(model, pixels).layers.items())[-1]
-        layer = routed_layers(model)[name]
-        votes = layer.make_votes(children[name])
+    for trace in traces:
         weights = trace.coupling
         if layer.router.activation == "probability":  # the votes do not carry it
             weights = weights * votes.activation.unsqueeze(-1)
@@ -109,10 +91,6 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
         "steps": steps[:-1],
         "off": steps[-1],
     }
-
-
-def _change_last(last: Router, change: Callable[[Router], Router], router: Router) -> Router:
-    return change(router) if router is last else router
 
 
 def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]:

@@ -90,12 +90,23 @@ class RoutingContext:
         trace: list to which each call of `Votes.couple` appends its couplings, or None. A router
             calls it exactly once an iteration, so that the list has one entry of each.
         fixed: couplings of an ablation, or None.
+        extras: dictionary to which `record` adds further tensors, or None.
     """
 
     needs_coupling: bool = True
     clamp: bool = False
     trace: list[Tensor] | None = None
     fixed: FixedCoupling | None = None
+    extras: dict[str, Tensor] | None = None
+
+    def record(self, **extras: Tensor) -> None:
+        """Keep further tensors of a router by name, such as logits, where the caller wants them.
+
+        Args:
+            extras: tensors of any shape with the batch first.
+        """
+        if self.extras is not None:
+            self.extras.update(extras)
 
     @property
     def is_uniform(self) -> bool:
@@ -445,34 +456,6 @@ class MapVotes(Votes):
 
     def _compute(self) -> Tensor:
         return spatial_first(self.maps())
-
-
-class DenseMapVotes(MapVotes):
-    """Maps of votes that exist already, of children that are present and have no pose.
-
-    Args:
-        votes: `[batch, i, j, d, rows, columns]`.
-        bias: see `Votes`.
-
-    Raises:
-        ArgumentError: other axes, or tensors that are not of floating point.
-    """
-
-    added = ("_votes",)
-
-    def __init__(
-        self, votes: Float[Tensor, "batch i j d rows columns"], bias: Tensor | None = None
-    ) -> None:
-        check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
-        check_floating(votes=votes, bias=bias)
-        batch, children, parents, dim, rows, columns = votes.shape
-        ones = votes.new_ones(()).expand(batch, rows, columns, children, 1)
-        field = DenseField(positions=(rows, columns))
-        super().__init__(Capsules(ones[..., :0], ones[..., 0]), field, parents, dim, bias)
-        self._votes = votes
-
-    def maps(self) -> Tensor:
-        return full_precision(self._votes)
 
 
 class ProductVotes(Votes):

@@ -25,14 +25,10 @@ PARTS_PER_THREAD = 4
 
 def by_lane(x: Tensor) -> Tensor:
     """`[b, ...]` -> `[g, ..., LANES]`, contiguous; zeros in the place of missing samples."""
-    num_groups, remainder = divmod(len(x), LANES)
-    lanes = x.new_empty(num_groups + bool(remainder), *x.shape[1:], LANES)
-    full_groups = x[: num_groups * LANES]
-    lanes[:num_groups] = full_groups.unflatten(0, (num_groups, LANES)).movedim(1, -1)
-    if remainder:
-        lanes[num_groups] = 0
-        lanes[num_groups, ..., :remainder] = x[num_groups * LANES :].movedim(0, -1)
-    return lanes
+    missing = -len(x) % LANES
+    if missing:
+        x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+    return x.unflatten(0, (len(x) // LANES, LANES)).movedim(1, -1).contiguous()
 
 
 def by_sample(x: Tensor, batch: int) -> Tensor:

@@ -66,14 +66,8 @@ def bound_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor 
     """
     limit = gradient_limit(weight.dtype)
     weight = clamp_magnitude(weight, limit)
-    num_products = weight.shape[-1]
-    pose_limit: float | Tensor
-    if weight.device.type == "cpu":
-        pose_limit = limit / (num_products * max(1.0, max_magnitude(weight)))
-    else:
-        largest = torch.linalg.vector_norm(weight.detach(), math.inf)
-        pose_limit = limit / (num_products * largest.clamp(min=1.0))
-    pose, scale = rescale_samples(pose, pose_limit)
+    largest = torch.linalg.vector_norm(weight.detach(), math.inf).clamp(min=1.0)
+    pose, scale = rescale_samples(pose, limit / (weight.shape[-1] * largest))
     return pose, weight, scale
 
 

@@ -62,17 +62,15 @@ class Operation(Protocol):
 def define_operator(
     name: str,
     operation: Callable[..., Operation],
-    num_outputs: int,
     *,
     num_saved: int = 0,
     memory_format: torch.memory_format = torch.contiguous_format,
-) -> Callable[[Any], tuple[Tensor, ...]]:
+) -> Callable[[Any], Sequence[Tensor]]:
     """Define the operators `torchcaps::NAME` and `torchcaps::NAME_backward`.
 
     Args:
         name: of the operator.
         operation: what it computes; see `Operation`.
-        num_outputs: how many tensors it returns.
         num_saved: how many of the last outputs are saved for `backward`; they have no gradient.
         memory_format: of the gradients of tensors with four axes, which are maps.
 
@@ -83,9 +81,9 @@ def define_operator(
     num_tensors = sum(kind.startswith("Tensor") for kind in types.values())
     arguments = ", ".join(f"{kind} {field}" for field, kind in types.items())
 
-    def run(*flat: Any) -> Any:
+    def run(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
-            return _unpack_single(operation(*flat).forward())
+            return operation(*flat).forward()
 
     def run_backward(*flat: Any) -> tuple[Tensor, ...]:
         *inputs, saved, grads, needed = flat
@@ -101,54 +99,44 @@ def define_operator(
         )
         return _as_gradients(empty, flat, needed, memory_format)
 
-    def fake_run(*flat: Any) -> Any:
-        return _unpack_single(operation(*flat).empty_outputs())
+    def fake_run(*flat: Any) -> tuple[Tensor, ...]:
+        return operation(*flat).empty_outputs()
 
     def run_reference(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
             return operation(*flat).reference()
 
-    run_operator = _register(name, arguments, num_outputs, run, fake_run)
+    run_operator = _register(name, arguments, run, fake_run)
     arguments = f"{arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted"
-    backward_name = f"{name}_backward"
-    run_gradient = _register(backward_name, arguments, num_tensors, run_backward, fake_backward)
-
-    num_graded = num_outputs - num_saved
+    run_gradient = _register(f"{name}_backward", arguments, run_backward, fake_backward)
     differentiable = _make_differentiable(
-        run_operator, run_gradient, run_reference, num_tensors, num_graded
+        run_operator, run_gradient, run_reference, num_tensors, num_saved
     )
     _LIBRARY.impl(name, differentiable, "Autograd")
-    return lambda inputs: _pack_single(run_operator(*inputs))
+    return lambda inputs: run_operator(*inputs)
 
 
 def _register(
-    name: str,
-    arguments: str,
-    num_outputs: int,
-    run: Callable[..., Any],
-    fake_run: Callable[..., Any],
+    name: str, arguments: str, run: Callable[..., Any], fake_run: Callable[..., Any]
 ) -> Any:
-    """Make an operator `name(arguments)` of this library.
+    """Make an operator `name(arguments)` of this library, which returns a list of tensors.
 
     Wrappers of `torch.library.custom_op` take longer than the rest of a small call.
 
     Args:
         name: of the operator.
         arguments: types and names, as in torch's schemas.
-        num_outputs: how many tensors it returns.
         run: computes the outputs, on every device.
         fake_run: makes empty outputs, for compilers.
     """
-    outputs = ", ".join(["Tensor"] * num_outputs)
-    schema = f"{name}({arguments}) -> ({outputs})"
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(f"{name}({arguments}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{_LIBRARY.ns}::{name}", fake_run, lib=_LIBRARY)
     return getattr(torch.ops.torchcaps, name).default
 
 
 def _make_differentiable(
-    forward: Any, backward: Any, reference: Any, num_tensors: int, num_graded: int
+    forward: Any, backward: Any, reference: Any, num_tensors: int, num_saved: int
 ) -> Callable[..., Any]:
     """An operator with a gradient.
 
@@ -159,7 +147,7 @@ def _make_differentiable(
         backward: the operator of its gradient.
         reference: the same as `forward` in torch operations.
         num_tensors: how many operands are tensors; they come first.
-        num_graded: how many outputs have a gradient; they come first.
+        num_saved: how many outputs have no gradient; they come last.
     """
 
     class Differentiable(torch.autograd.Function):
@@ -167,22 +155,23 @@ def _make_differentiable(
         def forward(ctx: Any, *inputs: Any) -> Any:
             # Without the kernel for autograd, which calls this function.
             with torch._C._AutoDispatchBelowAutograd():
-                output = forward(*inputs)
-            ctx.save_for_backward(*inputs[:num_tensors], *_pack_single(output)[num_graded:])
+                outputs = tuple(forward(*inputs))
+            saved_outputs = outputs[len(outputs) - num_saved :]
+            ctx.save_for_backward(*inputs[:num_tensors], *saved_outputs)
             ctx.settings = inputs[num_tensors:]
-            return output
+            return outputs
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
             saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
             inputs = saved[:num_tensors]
             saved_outputs = list(saved[num_tensors:])
+            output_grads = list(grads[: len(grads) - num_saved])
             needed = list(ctx.needs_input_grad[:num_tensors])
             if torch.is_grad_enabled():
                 outputs = reference(*inputs, *ctx.settings)
-                gradients = _differentiable_gradients(outputs, inputs, grads[:num_graded], needed)
+                gradients = _differentiable_gradients(outputs, inputs, output_grads, needed)
             else:
-                output_grads = list(grads[:num_graded])
                 gradients = backward(*inputs, *ctx.settings, saved_outputs, output_grads, needed)
             masked = (
                 gradient if is_needed else None
@@ -200,33 +189,15 @@ def _differentiable_gradients(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients with a graph of their own; None for inputs that need none."""
-    graded_outputs = []
-    output_grads = []
-    for output, grad in zip(outputs, grads, strict=True):
-        if output.requires_grad:
-            graded_outputs.append(output)
-            output_grads.append(grad)
+    pairs = zip(outputs, grads, strict=True)
+    products = ((output * grad).sum() for output, grad in pairs if output.requires_grad)
+    objective: Any = sum(products)
     leaves: list[Any] = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
     gradients = torch.autograd.grad(
-        graded_outputs,
-        leaves,
-        output_grads,
-        create_graph=True,
-        allow_unused=True,
-        materialize_grads=True,
+        objective, leaves, create_graph=True, allow_unused=True, materialize_grads=True
     )
     remaining = iter(gradients)
     return [next(remaining) if is_needed else None for is_needed in needed]
-
-
-def _unpack_single(outputs: tuple[Tensor, ...]) -> Any:
-    """Outputs as an operator returns them: one tensor by itself."""
-    return outputs if len(outputs) > 1 else outputs[0]
-
-
-def _pack_single(output: Any) -> tuple[Tensor, ...]:
-    """What an operator returns, as a tuple."""
-    return output if isinstance(output, tuple) else (output,)
 
 
 def _as_gradients(

@@ -20,6 +20,7 @@ from torchcaps.models.notebook import parameter_count
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
 MAX_LAYERS = 100
+MAX_WIDTH = 1 << 16  # of a matched CNN
 
 
 # The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and
@@ -145,17 +146,28 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
         raise ArgumentError("model", "expected a capsule network, got a CNN")
     capsules: Any = model
     target = parameter_count(model)
-    first, second, hidden = matched_widths(target, capsules)
-    cnn = CNN(
-        capsules.num_classes,
-        capsules.in_chans,
-        capsules.img_size,
-        channels=(first, second),
-        kernels=(5, 5),
-        pool=True,
-        hidden=(hidden,),
-        **options,
-    )
+
+    def build(first: int, hidden: int) -> CNN:
+        return CNN(
+            capsules.num_classes,
+            capsules.in_chans,
+            capsules.img_size,
+            channels=(first, 2 * first),
+            kernels=(5, 5),
+            pool=True,
+            hidden=(hidden,),
+            **options,
+        )
+
+    def count_weights(first: int, hidden: int) -> int:
+        with torch.device("meta"):  # takes no memory, draws nothing
+            return parameter_count(build(first, hidden))
+
+    widest = bisect_right(range(1, MAX_WIDTH), target, key=lambda n: count_weights(n, 32 * n))
+    first = max(1, widest)
+    fewest = count_weights(first, 1)
+    per_unit = count_weights(first, 2) - fewest
+    cnn = build(first, max(1, round((target - fewest) / per_unit + 1)))
     count = parameter_count(cnn)
     if abs(count - target) > TOLERANCE * target:
         raise ArgumentError(
@@ -163,26 +175,6 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
             f"no CNN has about as many parameters as this one, {target}; the nearest has {count}",
         )
     return cnn
-
-
-def matched_widths(target: int, model: Any) -> tuple[int, int, int]:
-    """Channels of both convolutions and hidden units of a CNN with about `target` parameters.
-
-    Its images and classes are those of a model.
-    """
-    height, width = model.img_size
-    positions = (height // 4) * (width // 4)  # after two poolings
-
-    def count(first: int, second: int, hidden: int) -> int:
-        convolutions = (25 * model.in_chans + 1) * first + (25 * first + 1) * second
-        return convolutions + (positions * second + 1) * hidden + (hidden + 1) * model.num_classes
-
-    widest = bisect_right(range(1, 1 << 31), target, key=lambda n: count(n, 2 * n, 32 * n))
-    first = max(1, widest)
-    second = 2 * first
-    base = count(first, second, 0)
-    per_unit = count(first, second, 1) - base
-    return first, second, max(1, round((target - base) / per_unit))
 
 
 # The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling,

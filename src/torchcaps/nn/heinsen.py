@@ -129,7 +129,8 @@ class Heinsen2022(Router):
                 y = F.layer_norm(y, y.shape[-1:])
             if remaining:
                 logits = F.logsigmoid(self._agreement(votes, x, y))
-        return Routed(y, torch.ones_like(y[..., 0]), R).with_extras(credit=phi)
+        votes.context.record(credit=phi)
+        return Routed(y, torch.ones_like(y[..., 0]), R)
 
     def _agreement(self, votes: Votes, x: Tensor, y: Tensor) -> Tensor:
         """Equations 4 and 5: S `[..., i, j]`, of poses x `[..., i, d]` and y `[..., j, h]`."""
@@ -215,7 +216,8 @@ class Heinsen2019(Router):
             the logits a `[..., j]` of the activations.
         """
         mu, a, R = ops.in_blocks(self._fit, votes)
-        return Routed(mu, a.sigmoid(), R).with_extras(logits=a)
+        votes.context.record(logits=a)
+        return Routed(mu, a.sigmoid(), R)
 
     def _fit(self, votes: Votes) -> tuple[Tensor, Tensor, Tensor]:
         """Means mu `[..., j, h]`, logits a `[..., j]` and couplings R `[..., i, j]`."""

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from torchcaps import ops
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional.bounds import clamp_finite, factor_limit
-from torchcaps.functional.fields import Convention, DenseField, Field, spatial_first, spatial_last
+from torchcaps.functional.fields import Convention, DenseField, spatial_first, spatial_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.nn.routed import MAP, RoutedLayer
 from torchcaps.nn.routers import Router, check_iterations, register_router
-from torchcaps.nn.votes import BIAS, checked
+from torchcaps.nn.votes import BIAS, ModuleVotes, VotesModule
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 
@@ -114,7 +114,29 @@ class PerPosition(DenseField):
         return spatial_first(spatial_last(log_weight).softmax(dim=2))
 
 
-class KernelVotes(nn.Module):
+class _LazyKernelVotes(ModuleVotes, MapVotes):
+    """Votes of `KernelVotes`, by one convolution in which the child types are samples."""
+
+    recomputable = True
+
+    @property
+    def activation(self) -> Tensor:
+        activation = full_precision(self.children.activation).movedim(-1, 1)
+        return F.interpolate(activation, self.field.positions).movedim(1, -1)
+
+    def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
+        return self._memoized("maps", self._convolve)
+
+    def _convolve(self) -> Tensor:
+        pose = spatial_last(self.pose).to(self.module.weight.dtype)
+        pose = clamp_finite(pose, factor_limit)  # [batch, i, in_dim, *space]
+        with self._autocast():
+            votes = full_precision(self.module.convolve(pose.flatten(0, 1)))
+        votes = votes.unflatten(1, (self.parents, self.dim))
+        return self._clamped(votes.unflatten(0, pose.shape[:2]))
+
+
+class KernelVotes(VotesModule):
     """The K x K window of a child type's map votes as one child, by a kernel that all types share.
 
     Args:
@@ -129,6 +151,9 @@ class KernelVotes(nn.Module):
         ArgumentError: a size below 1, or a kernel that cannot be centered.
     """
 
+    lazy_votes = _LazyKernelVotes
+    bias: nn.Parameter
+
     def __init__(
         self,
         sizes: LayerSizes,
@@ -138,14 +163,13 @@ class KernelVotes(nn.Module):
         transposed: bool = False,
         gain: float = 1.0,
     ) -> None:
-        super().__init__()
+        super().__init__(sizes)
         check_range("stride", stride, low=1)
         self.step = stride if transposed else 1
         check_range("kernel_size", kernel_size, low=self.step)
         if (kernel_size - self.step) % 2:
             parity = "odd" if self.step % 2 else "even"
             raise ArgumentError("kernel_size", f"expected an {parity} number, got {kernel_size}")
-        self.sizes = checked(sizes)
         self.stride = stride
         self.transposed = transposed
         self.gain = gain
@@ -173,36 +197,6 @@ class KernelVotes(nn.Module):
         """`[n, in_dim, height, width]` -> `[n, parents * dim, rows, columns]`."""
         convolution = F.conv_transpose2d if self.transposed else F.conv2d
         return convolution(maps, self.weight, stride=self.stride, padding=self.padding)
-
-    def forward(self, children: Capsules, field: DenseField) -> Votes:
-        return _LazyKernelVotes(children, field, self)
-
-
-class _LazyKernelVotes(MapVotes):
-    """Votes of `KernelVotes`, by one convolution in which the child types are samples."""
-
-    recomputable = True
-    added = ("module",)
-
-    def __init__(self, children: Capsules, field: Field, module: KernelVotes) -> None:
-        super().__init__(children, field, module.sizes.parents, module.sizes.dim, module.bias)
-        self.module = module
-
-    @property
-    def activation(self) -> Tensor:
-        activation = full_precision(self.children.activation).movedim(-1, 1)
-        return F.interpolate(activation, self.field.positions).movedim(1, -1)
-
-    def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
-        return self._memoized("maps", self._convolve)
-
-    def _convolve(self) -> Tensor:
-        pose = spatial_last(self.pose).to(self.module.weight.dtype)
-        pose = clamp_finite(pose, factor_limit)  # [batch, i, in_dim, *space]
-        with self._autocast():
-            votes = full_precision(self.module.convolve(pose.flatten(0, 1)))
-        votes = votes.unflatten(1, (self.parents, self.dim))
-        return self._clamped(votes.unflatten(0, pose.shape[:2]))
 
 
 class KernelCaps(RoutedLayer):

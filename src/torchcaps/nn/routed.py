@@ -35,7 +35,7 @@ class RoutingTrace(NamedTuple):
         child_activation: of the children, `[batch, *space, children]`, in [0, 1].
         pose: of the parents, `[batch, *space, parents, dim]`.
         iterations: the couplings of every iteration, first to last, if they are recorded.
-        extras: further tensors of the router; see `Routed`.
+        extras: further tensors of the router; see `RoutingContext.record`.
     """
 
     coupling: Float[Tensor, "*batch children parents"]
@@ -65,8 +65,8 @@ class _Recorder(list[RoutingTrace]):
         self.detach = detach
         self.iterations = iterations
 
-    def record(self, votes: Votes, routed: Routed, couplings: list[Tensor] | None) -> None:
-        """Append one forward pass, with the couplings of its iterations."""
+    def record(self, votes: Votes, routed: Routed, context: RoutingContext) -> None:
+        """Append one forward pass, with what the context asked for."""
         if routed.coupling is None:
             raise ArgumentError("record_routing", "this router returned no coupling")
         trace = RoutingTrace(
@@ -74,8 +74,8 @@ class _Recorder(list[RoutingTrace]):
             full_precision(routed.activation),
             votes.activation,
             routed.pose,
-            tuple(couplings or ()),
-            routed.extras,
+            tuple(context.trace or ()),
+            context.extras or {},
         )
         self.append(trace.map(Tensor.detach) if self.detach else trace)
 
@@ -178,14 +178,12 @@ class RoutedLayer(nn.Module):
                 raise ArgumentError("mask", "expected None: a kernel votes for whole windows here")
             votes = mask_votes(votes, mask)
         recorder = self.recorder
-        couplings: list[Tensor] | None = None
-        if recorder is not None and recorder.iterations:
-            couplings = []
-        needs_coupling = recorder is not None or bool(self.router._forward_hooks)
-        context = RoutingContext(needs_coupling, trace=couplings)
+        context = RoutingContext(bool(self.router._forward_hooks))
+        if recorder is not None:
+            context = RoutingContext(trace=[] if recorder.iterations else None, extras={})
         routed = self.router(votes, parents=parents, context=context)
         if recorder is not None:
-            recorder.record(votes, routed, couplings)
+            recorder.record(votes, routed, context)
         return Capsules(routed.pose, full_precision(routed.activation))
 
     def make_votes(self, children: Capsules | Tensor) -> Votes:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.functional.bounds import clamp_finite, factor_limit
-from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes, per_child
 from torchcaps.nn.routers import Router, register_router
-from torchcaps.nn.votes import checked
+from torchcaps.nn.votes import ModuleVotes, VotesModule
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 
@@ -114,46 +113,7 @@ def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:
     return clamp_finite(torch.stack(poses, dim=-2), factor_limit)
 
 
-class PoseVotes(nn.Module):
-    """`V_ij = u_i`, the same for every parent, without matrices: children only choose parents.
-
-    Args:
-        sizes: of the layer.
-
-    Attributes:
-        bias: None; a layer asks for the bias of its votes.
-
-    Raises:
-        ArgumentError: sizes below 1, or parents of other dimensions than the children.
-    """
-
-    bias = None
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__()
-        self.sizes = checked(sizes)
-        if sizes.dim != sizes.in_dim:
-            expected = f"expected parents of the children's {sizes.in_dim} dimensions"
-            raise ArgumentError("sizes", f"{expected}, got {sizes.dim}")
-
-    def reset_parameters(self) -> None:
-        """There are no parameters."""
-
-    def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of children, not computed yet: their own poses.
-
-        Args:
-            children: pose `[batch, *space, types, dim]` and activation `[batch, *space, types]`.
-            field: which children vote for which parents.
-
-        Returns:
-            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
-            needs.
-        """
-        return _LazyPoseVotes(children, field, self.sizes.parents, self.sizes.dim)
-
-
-class _LazyPoseVotes(Votes):
+class _LazyPoseVotes(ModuleVotes):
     """Votes of `PoseVotes`: weighted sums of poses, without storing a vote for each parent."""
 
     def _compute(self) -> Tensor:
@@ -163,3 +123,22 @@ class _LazyPoseVotes(Votes):
     def weighted(self, coefficients: Tensor) -> Tensor:
         poses = clamp_finite(full_precision(self.pose), factor_limit)
         return torch.einsum("...ij,...id->...jd", coefficients, poses)
+
+
+class PoseVotes(VotesModule):
+    """`V_ij = u_i`, the same for every parent, without matrices: children only choose parents.
+
+    Args:
+        sizes: of the layer.
+
+    Raises:
+        ArgumentError: sizes below 1, or parents of other dimensions than the children.
+    """
+
+    lazy_votes = _LazyPoseVotes
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        if sizes.dim != sizes.in_dim:
+            expected = f"expected parents of the children's {sizes.in_dim} dimensions"
+            raise ArgumentError("sizes", f"{expected}, got {sizes.dim}")

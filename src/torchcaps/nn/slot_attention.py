@@ -21,12 +21,11 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.functional.bounds import clamp_finite, factor_limit
-from torchcaps.functional.fields import Field
 from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import Router, check_iterations, register_router
-from torchcaps.nn.votes import checked
+from torchcaps.nn.votes import ModuleVotes, VotesModule
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 Start = Literal["random", "learned"]
@@ -143,7 +142,8 @@ class SlotAttention(Router):
             c = votes.couple(k @ q.mT)
             w = mean_weights(c, votes.mask)
             s = self._update(votes.add_bias(votes.weighted(w)), s)
-        return Routed(s, torch.ones_like(s[..., 0]), c).with_extras(weights=w)
+        votes.context.record(weights=w)
+        return Routed(s, torch.ones_like(s[..., 0]), c)
 
     def _starts(self, votes: Votes, like: Tensor) -> Tensor:
         """Equation 1, `[..., j, d]` in the type of `like`."""
@@ -171,7 +171,26 @@ class SlotAttention(Router):
         return s + _apply(self.contract, _apply(self.expand, _normalize(self.norm_mlp, s)).relu())
 
 
-class SharedVotes(nn.Module):
+class _LazySharedVotes(ModuleVotes):
+    """Votes of `SharedVotes`: children are summed before they are transformed."""
+
+    @property
+    def pose(self) -> Tensor:
+        return self._memoized("pose", self._normalized)
+
+    def _normalized(self) -> Tensor:
+        pose = full_precision(self.field.gather(self.children.pose))
+        return _normalize(self.module.norm, clamp_finite(pose, factor_limit))
+
+    def _compute(self) -> Tensor:
+        votes = _apply(self.module, self.pose).unsqueeze(-2)
+        return votes.expand(*votes.shape[:-2], self.parents, self.dim)
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        return _apply(self.module, coefficients.mT @ self.pose)
+
+
+class SharedVotes(VotesModule):
     """`V_ij = W_v norm(x_i)`: one vote of a child for all parents, by one matrix for all children.
 
     Args:
@@ -180,17 +199,15 @@ class SharedVotes(nn.Module):
     Attributes:
         norm: layer norm of the poses; a router that reads them gets them normalized.
         weight: W_v, `[dim, in_dim]`.
-        bias: None; a layer asks for the bias of its votes.
 
     Raises:
         ArgumentError: a size below 1.
     """
 
-    bias = None
+    lazy_votes = _LazySharedVotes
 
     def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__()
-        self.sizes = checked(sizes)
+        super().__init__(sizes)
         self.norm = nn.LayerNorm(sizes.in_dim)
         self.weight = nn.Parameter(torch.empty(sizes.dim, sizes.in_dim))
         self.reset_parameters()
@@ -199,45 +216,6 @@ class SharedVotes(nn.Module):
         """Draw the matrix anew, and set the layer norm to 1 and 0."""
         self.norm.reset_parameters()
         nn.init.xavier_uniform_(self.weight)
-
-    def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of children, not computed yet.
-
-        Args:
-            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
-            field: which children vote for which parents.
-
-        Returns:
-            Votes `[batch, *positions, children, parents, dim]`, which are never stored for a
-            weighted sum.
-        """
-        return _LazySharedVotes(children, field, self)
-
-
-class _LazySharedVotes(Votes):
-    """Votes of `SharedVotes`: children are summed before they are transformed."""
-
-    added = ("norm", "weight")
-
-    def __init__(self, children: Capsules, field: Field, module: SharedVotes) -> None:
-        super().__init__(children, field, module.sizes.parents, module.sizes.dim)
-        self.norm = module.norm
-        self.weight = module.weight
-
-    @property
-    def pose(self) -> Tensor:
-        return self._memoized("pose", self._normalized)
-
-    def _normalized(self) -> Tensor:
-        pose = full_precision(self.field.gather(self.children.pose))
-        return _normalize(self.norm, clamp_finite(pose, factor_limit))
-
-    def _compute(self) -> Tensor:
-        votes = F.linear(self.pose, self.weight.to(self.pose)).unsqueeze(-2)
-        return votes.expand(*votes.shape[:-2], self.parents, self.dim)
-
-    def weighted(self, coefficients: Tensor) -> Tensor:
-        return F.linear(coefficients.mT @ self.pose, self.weight.to(self.pose))
 
 
 def mean_weights(coupling: Tensor, mask: Tensor | None = None, epsilon: float = EPSILON) -> Tensor:
@@ -257,7 +235,7 @@ def mean_weights(coupling: Tensor, mask: Tensor | None = None, epsilon: float = 
     return shares / shares.sum(dim=-2, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
 
 
-def _apply(layer: nn.Linear, x: Tensor) -> Tensor:
+def _apply(layer: nn.Linear | SharedVotes, x: Tensor) -> Tensor:
     """A linear layer in the precision of x, which may be higher than that of its weights."""
     return F.linear(x, layer.weight.to(x), None if layer.bias is None else layer.bias.to(x))
 

@@ -20,7 +20,60 @@ MATRIX_STD = 0.1  # of the noise that is added to identity matrices
 MakePlaces = Callable[[int, int], Tensor]
 
 
-class LinearVotes(nn.Module):
+class ModuleVotes(Votes):
+    """Votes of a `VotesModule`, which holds their parameters."""
+
+    added: tuple[str, ...] = ("module",)
+
+    def __init__(self, children: Capsules, field: Field, module: Any) -> None:
+        sizes = module.sizes
+        super().__init__(children, field, sizes.parents, sizes.dim, module.bias)
+        self.module = module
+
+
+class VotesModule(nn.Module):
+    """Base of the modules that make votes.
+
+    Args:
+        sizes: numbers of children and parents, and the dimensions of their poses.
+
+    Attributes:
+        bias: added to the sum of each parent; None where nothing is.
+
+    Raises:
+        ArgumentError: a size below 1.
+        TypeError: another type than `LayerSizes`.
+    """
+
+    lazy_votes: type[ModuleVotes]
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        if not isinstance(sizes, LayerSizes):
+            expected = "expected LayerSizes(children, in_dim, parents, dim)"
+            raise TypeError(f"sizes: {expected}, got {sizes!r}")
+        check_positive(**sizes._asdict())
+        super().__init__()
+        self.sizes = sizes
+        self.bias: nn.Parameter | None = None
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, if there are any."""
+
+    def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of children, not computed yet.
+
+        Args:
+            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
+            field: which children vote for which parents.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
+            needs.
+        """
+        return self.lazy_votes(children, field, self)
+
+
+class LinearVotes(VotesModule):
     """`vote_ij = weight[i, j] @ pose_i`; `weight` is `[children, parents, dim, in_dim]`.
 
     Source: arXiv 1710.09829, equation 2.
@@ -54,8 +107,7 @@ class LinearVotes(nn.Module):
         make_places: MakePlaces | None = None,
         windows: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.sizes = checked(sizes)
+        super().__init__(sizes)
         self.init_std = init_std
         self.windows = windows
         self.make_places = make_places
@@ -83,16 +135,6 @@ class LinearVotes(nn.Module):
         nn.init.normal_(self.weight, std=std)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of children, not computed yet: `weight[i, j] @ pose_i`.
-
-        Args:
-            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
-            field: which children vote for which parents.
-
-        Returns:
-            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
-            needs.
-        """
         return ProductVotes(
             children, field, self.weight.transpose(2, 3), self.shift(field), self.bias
         )
@@ -123,15 +165,12 @@ class MatrixVotes(LinearVotes):
 
     Args:
         sizes: numbers of children and parents, and the dimensions of their poses, both P * P.
-        bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start).
-            A stack of layers without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
-        places: `[height, width, P * P]`, added to the votes from each position of a map whose
-            positions share the matrices; see `functional.coordinate_addition`.
-        make_places: see `LinearVotes`.
         identity: start from identity matrices; False is from noise alone, which suits routings that
             normalize poses. Of noise alone, votes of many children cancel, and poses fade from
             layer to layer.
+        options: bias, places and make_places of `LinearVotes`. A stack of layers without a bias
+            gives the same activations for poses and their negatives.
 
     Raises:
         ArgumentError: poses that are not square matrices of one size.
@@ -141,18 +180,15 @@ class MatrixVotes(LinearVotes):
         self,
         sizes: LayerSizes,
         *,
-        bias: bool = False,
         init_std: float = MATRIX_STD,
-        places: Tensor | None = None,
-        make_places: MakePlaces | None = None,
         identity: bool = True,
+        **options: Any,
     ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
             numbers = f"{sizes.in_dim} and {sizes.dim} numbers"
             raise ArgumentError("sizes", f"expected poses of P x P numbers, got {numbers}")
         self.identity = identity
-        options: Any = {"init_std": init_std, "places": places, "make_places": make_places}
-        super().__init__(sizes, bias=bias, **options)
+        super().__init__(sizes, init_std=init_std, **options)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,20 +202,35 @@ class MatrixVotes(LinearVotes):
                 self.weight.add_(torch.eye(self.weight.shape[2]))
 
     def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of children, not computed yet: `M_i W_ij`.
-
-        Args:
-            children: pose `[batch, *space, types, P * P]` and activation `[batch, *space, types]`.
-            field: which children vote for which parents.
-
-        Returns:
-            Votes `[batch, *positions, children, parents, P * P]`, which a router asks for what it
-            needs.
-        """
         return ProductVotes(children, field, self.weight, self.shift(field), self.bias)
 
 
-class FactorizedVotes(nn.Module):
+class _LazyFactorizedVotes(ModuleVotes):
+    """Votes of `FactorizedVotes`: children are summed before they are transformed."""
+
+    added = ("module", "factor", "mix", "offset")
+
+    def __init__(self, children: Capsules, field: Field, module: Any) -> None:
+        super().__init__(children, field, module)
+        self.factor = full_precision(module.factor)
+        self.mix = full_precision(module.mix)
+        self.offset = full_precision(module.offset)
+
+    def _scaled(self) -> Tensor:
+        scale = self.module.scale
+        scale = num_voters(self) ** -0.5 if scale is None else scale
+        return full_precision(self.pose) * scale
+
+    def _compute(self) -> Tensor:
+        return (self._scaled().unsqueeze(-2) * self.factor) @ self.mix + self.offset
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        sums = torch.einsum("...ij,...id->...jd", coefficients, self._scaled())
+        offsets = coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
+        return (sums * self.factor) @ self.mix + offsets
+
+
+class FactorizedVotes(VotesModule):
     """`V_ij = (pose_i * factor_j) @ mix + offset_j`: sums over children need no votes.
 
     `factor` is `[parents, in_dim]`, `mix` `[in_dim, dim]`, `offset` `[parents, dim]`. Source:
@@ -193,9 +244,10 @@ class FactorizedVotes(nn.Module):
         ArgumentError: a size below 1.
     """
 
+    lazy_votes = _LazyFactorizedVotes
+
     def __init__(self, sizes: LayerSizes, *, scale: float | None = None) -> None:
-        super().__init__()
-        self.sizes = checked(sizes)
+        super().__init__(sizes)
         self.scale = scale
         self.factor = nn.Parameter(torch.empty(sizes.parents, sizes.in_dim))
         self.mix = nn.Parameter(torch.empty(sizes.in_dim, sizes.dim))
@@ -207,55 +259,3 @@ class FactorizedVotes(nn.Module):
         nn.init.normal_(self.factor)
         nn.init.normal_(self.mix, std=2 * self.sizes.in_dim**-0.5)
         nn.init.zeros_(self.offset)
-
-    def forward(self, children: Capsules, field: Field) -> Votes:
-        """The votes of children, not computed yet: `(pose_i * factor_j) @ mix + offset_j`.
-
-        Args:
-            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
-            field: which children vote for which parents.
-
-        Returns:
-            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
-            needs.
-        """
-        return _LazyFactorizedVotes(children, field, self)
-
-
-class _LazyFactorizedVotes(Votes):
-    """Votes of `FactorizedVotes`: children are summed before they are transformed."""
-
-    added = ("factor", "mix", "offset", "scale")
-
-    def __init__(self, children: Capsules, field: Field, module: FactorizedVotes) -> None:
-        super().__init__(children, field, module.sizes.parents, module.sizes.dim)
-        self.factor = full_precision(module.factor)
-        self.mix = full_precision(module.mix)
-        self.offset = full_precision(module.offset)
-        self.scale = module.scale
-
-    def _scaled(self) -> Tensor:
-        scale = num_voters(self) ** -0.5 if self.scale is None else self.scale
-        return full_precision(self.pose) * scale
-
-    def _compute(self) -> Tensor:
-        return (self._scaled().unsqueeze(-2) * self.factor) @ self.mix + self.offset
-
-    def weighted(self, coefficients: Tensor) -> Tensor:
-        sums = torch.einsum("...ij,...id->...jd", coefficients, self._scaled())
-        offsets = coefficients.sum(dim=-2).unsqueeze(-1) * self.offset
-        return (sums * self.factor) @ self.mix + offsets
-
-
-def checked(sizes: LayerSizes) -> LayerSizes:
-    """The sizes of a layer.
-
-    Raises:
-        ArgumentError: a size below 1.
-        TypeError: another type than `LayerSizes`.
-    """
-    if not isinstance(sizes, LayerSizes):
-        expected = "expected LayerSizes(children, in_dim, parents, dim)"
-        raise TypeError(f"sizes: {expected}, got {sizes!r}")
-    check_positive(**sizes._asdict())
-    return sizes

@@ -182,7 +182,6 @@ class Regress(Task):
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         """Plots of predicted against true values, and of the images with the largest errors."""
         from torchcaps import viz
-        from torchcaps.viz.tiles import image_rows
 
         true = evaluation.true
         predicted = evaluation.predicted
@@ -218,7 +217,7 @@ class Regress(Task):
                 "The test images with the largest errors, the largest first, each with the value "
                 "that is furthest from the truth. The error is in standard deviations of the "
                 "training images.",
-                image_rows({"image": images.float_images(worst).cpu()}),
+                viz.image_rows({"image": images.float_images(worst).cpu()}),
                 f"{len(worst)} test images.",
                 ("Value", "True", "Predicted", "Error"),
                 tuple(mistakes),

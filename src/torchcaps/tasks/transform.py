@@ -146,7 +146,8 @@ class Transform(Task):
         with evaluating(self):
             pairs = pairs_of(first_batch(self, images, MAX_PAIRS))
             drawings = self.model(pairs.source, pairs.transformation)
-        pictures = [images.float().cpu() for images in (pairs.source, drawings, pairs.target)]
+        rows = {"input": pairs.source, "output": drawings, "target": pairs.target}
+        pictures = {name: images.float().cpu() for name, images in rows.items()}
         unit = "pixels" if self.model.pose == "translation" else ""
         return _report_items(evaluation, pictures, self.model.strokes().cpu(), unit)
 
@@ -172,7 +173,7 @@ def pairs_of(batch: Batch) -> TransformedPairs:
 
 
 def _report_items(
-    evaluation: TransformingEvaluation, pictures: list[Tensor], strokes: Tensor, unit: str
+    evaluation: TransformingEvaluation, pictures: dict[str, Tensor], strokes: Tensor, unit: str
 ) -> list[ReportItem]:
     """Estimated transformations, drawings, and what capsules draw.
 
@@ -214,7 +215,7 @@ def _report_items(
             "What it draws",
             "The network sees the first row and is told the transformation; it draws the second, "
             "and should draw the third.",
-            viz.transformed(*pictures),
+            viz.image_rows(pictures, longest=0.8),
             "Test images, what the network draws when told a transformation, and the images so "
             "transformed.",
             ("Beside the target", "Mean squared error per pixel"),

@@ -233,8 +233,8 @@ class Unsupervised(Task):
 
 def _part_items(task: Unsupervised, images: Dataset) -> list[ReportItem]:
     """Templates of the parts, and test images drawn by their parts."""
+    from torchcaps import viz
     from torchcaps.viz.canvas import hues
-    from torchcaps.viz.tiles import image_rows
 
     model = task.model
     templates = model.templates()[:MAX_PARTS].cpu()
@@ -258,7 +258,7 @@ def _part_items(task: Unsupervised, images: Dataset) -> list[ReportItem]:
             "Above: the template of each part. Below: the same as it covers others, white "
             "where it covers them wholly. A part turns, sizes and places its template, and "
             "gives it a color.",
-            image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
+            viz.image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
             f"{len(templates)} learned templates.",
         ),
         ReportItem(
@@ -267,7 +267,7 @@ def _part_items(task: Unsupervised, images: Dataset) -> list[ReportItem]:
             "Test images, what their parts draw together, and the same with a color for each "
             "object: that of the object which explains a part best. White parts are explained "
             "by none.",
-            image_rows(pictures),
+            viz.image_rows(pictures),
             f"{len(pixels)} test images above what is drawn of them, and the same in colors of "
             "objects.",
         ),
@@ -275,7 +275,7 @@ def _part_items(task: Unsupervised, images: Dataset) -> list[ReportItem]:
 
 
 def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
-    from torchcaps.viz.tiles import image_rows
+    from torchcaps import viz
 
     images = images.subset(range(min(MAX_IMAGES, len(images))))
     outputs = eval_outputs(task, images, alone=True)  # one process draws
@@ -303,7 +303,7 @@ def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
         "What each object explains",
         "A row for each of the objects most often present: the images in which it is most present, "
         "each beside those of its parts that this object explains.",
-        image_rows(pictures),
+        viz.image_rows(pictures),
         f"For {len(pictures)} objects, {len(ranking)} images and what the object explains of them.",
         ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"),
         tuple(table),

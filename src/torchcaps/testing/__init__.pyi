@@ -11,6 +11,7 @@ from torchcaps.testing.kernels import (
     KernelCheck as KernelCheck,
     check_kernels as check_kernels,
     kernel_errors as kernel_errors,
+    survey as survey,
 )
 from torchcaps.testing.modules import (
     check_module as check_module,

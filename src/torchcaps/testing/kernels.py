@@ -59,9 +59,7 @@ def check_kernels(device: torch.device) -> Iterator[KernelCheck]:
     Yields:
         A check for each operator, type and implementation.
     """
-    for operator, (layer, inputs) in _make_cases().items():
-        layer = layer.to(device)
-        inputs = map_tensors(partial(Tensor.to, device=device), inputs)
+    for operator, (layer, inputs) in _make_cases(device).items():
         for dtype in (torch.float32, torch.bfloat16):
             rounding = kernel_errors(layer, inputs, "reference", dtype)
             limits = {
@@ -80,6 +78,23 @@ def check_kernels(device: torch.device) -> Iterator[KernelCheck]:
                     ratios = {name: errors[name] / limit for name, limit in limits.items()}
                     name = max(ratios, key=lambda name: (math.isnan(ratios[name]), ratios[name]))
                     yield KernelCheck(*label, name, errors[name], limits[name])
+
+
+def survey(device: torch.device) -> dict[str, tuple[str, str]]:
+    """What "auto" takes on a device for layers of published sizes.
+
+    Args:
+        device: where the layers are.
+
+    Returns:
+        Name of the implementation and reason, by operator.
+    """
+    choices = {}
+    for operator, (layer, inputs) in _make_cases(device).items():
+        is_routed = operator != "conv2d"
+        operands = (layer.make_votes(inputs),) if is_routed else (inputs, layer.weight)
+        choices[operator] = ops.choose(operator, *operands)
+    return choices
 
 
 def kernel_errors(
@@ -104,20 +119,22 @@ def kernel_errors(
     return {name: relative_rms(actual[name], tensor) for name, tensor in expected.items()}
 
 
-def _make_cases() -> dict[str, tuple[nn.Module, Any]]:
-    """A layer and its inputs for each operator."""
+def _make_cases(device: torch.device) -> dict[str, tuple[Any, Any]]:
+    """A layer and its inputs for each operator, on a device."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         images = torch.randn(8, 64, 20, 20, generator=seeded())
-        return {
+        cases: dict[str, tuple[nn.Module, Any]] = {
             "conv2d": (LargeKernelConv2d(64, 64, 9, stride=2), images),
-            "dynamic_routing": (CapsuleLinear(1152, 8, 10, 16), random_capsules(8, 1152, 8)),
+            "dynamic_routing": (CapsuleLinear(1152, 8, 10, 16), random_capsules(32, 1152, 8)),
             "em_routing": (
                 ConvCaps(32, 32, stride=2),
                 random_capsules(2, 32, 16, space=(9, 9)),
             ),
             "map_routing": (KernelCaps(4, 16, 8, 16), random_capsules(2, 4, 16, space=(24, 24))),
         }
+    move = partial(Tensor.to, device=device)
+    return {op: (layer.to(device), map_tensors(move, x)) for op, (layer, x) in cases.items()}
 
 
 def _run(layer: nn.Module, inputs: Any, impl: Any, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from torchcaps.viz.classes import (
     per_class_bars as per_class_bars,
 )
 from torchcaps.viz.lines import (
-    accuracy_curves as accuracy_curves,
     affine_curves as affine_curves,
     curves as curves,
     overlaid_curves as overlaid_curves,
@@ -21,8 +20,8 @@ from torchcaps.viz.routing import (
 from torchcaps.viz.tiles import (
     coupling_map as coupling_map,
     generation_weights as generation_weights,
+    image_rows as image_rows,
     overlaps as overlaps,
     perturbations as perturbations,
     reconstructions as reconstructions,
-    transformed as transformed,
 )

@@ -24,7 +24,6 @@ from torchcaps.viz.canvas import (
     SKY,
     SMALL,
     STYLES,
-    TEXT,
     Axes,
     Figure,
     Floats,
@@ -161,35 +160,6 @@ def _series(metrics: Metrics, key: str) -> tuple[Floats, Floats]:
 def _epoch(row: Mapping[str, float | None], index: int) -> float:
     epoch = row.get("epoch")
     return index + 1 if epoch is None else epoch
-
-
-def accuracy_curves(
-    curves: Mapping[str, Curve],
-    *,
-    xlabel: str,
-    chance: float | None = None,
-    title: str = "",
-) -> Figure:
-    """Draw accuracy in percent against the amount of one change, one line per model.
-
-    Args:
-        curves: amounts and accuracies by the name of the model, for 1 to 6 models; the amounts in
-            any order.
-        xlabel: what was changed.
-        chance: accuracy of a guess, drawn as a dashed line.
-        title: title of the panel.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        ArgumentError: for no curve or more than 6, or a curve that is not two lists of one length.
-    """
-    # The change is the only transformation, so that its name becomes the label of the axis.
-    models = {name: {xlabel: curve} for name, curve in curves.items()}
-    figure = affine_curves(models, units={}, chance=chance)
-    figure.axes[0].set_title(short(title, 70), fontsize=TEXT, loc="left")
-    return figure
 
 
 def affine_curves(

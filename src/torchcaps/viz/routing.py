@@ -88,10 +88,9 @@ def diagnosis(figures: Diagnosis) -> Figure:
 
 def _draw_straightness(axes: Axes, figures: Diagnosis) -> None:
     course = figures.iterations
-    rows = [[figure for figure in row if figure is not None] for row in course.class_straightness]
-    lines = {short(name, 18): list(values) for name, values in course.straightness.items()}
-    if rows and all(rows):
-        lines["for the true class"] = [sum(row) / len(row) for row in rows]
+    lines = {short(name, 18): values for name, values in course.straightness.items()}
+    if course.true_class_straightness:
+        lines["for the true class"] = course.true_class_straightness
     _draw_courses(axes, lines, "straightness of votes; 1: all agree")
 
 

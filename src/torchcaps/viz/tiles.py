@@ -382,12 +382,13 @@ def perturbations(
     return figure
 
 
-def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
+def image_rows(rows: Mapping[str, ArrayLike], longest: float = 0.65) -> Figure:
     """Draw rows of images, each with its name on the left.
 
     Args:
-        rows: name -> `[n, channels, height, width]` in [0, 1]; all of one number and size, at least
-            one row.
+        rows: name -> `[n, channels, height, width]` in [0, 1], what lies outside is clipped; all of
+            one number and size, at least one row.
+        longest: inches of the longer side of an image.
 
     Returns:
         A matplotlib figure.
@@ -398,30 +399,7 @@ def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     tiles: list[Pixels] = []
     for name, images in rows.items():
         tiles.append(pictures(name, images, tiles[0] if tiles else None))
-    return tile_grid(np.concatenate(tiles), list(rows))
-
-
-def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figure:
-    """Draw a row of inputs, a row of outputs and a row of targets; a column is an image.
-
-    Args:
-        source: `[n, channels, height, width]` inputs in [0, 1].
-        output: images that the model made of them, of the same shape; what lies outside [0, 1] is
-            clipped.
-        target: the transformed inputs, which the model ought to make, of the same shape.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        ArgumentError: for shapes that do not fit.
-    """
-    inputs = pictures("source", source)
-    outputs = pictures("output", output, inputs)
-    targets = pictures("target", target, inputs)
-    tiles = np.concatenate([inputs, outputs, targets])
-    # The longer side of an image is 0.8 inches.
-    return tile_grid(tiles, ("input", "output", "target"), longest=0.8)
+    return tile_grid(np.concatenate(tiles), list(rows), longest=longest)
 
 
 def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:

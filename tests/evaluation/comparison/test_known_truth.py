@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.evaluation import compare_runs, seeds_needed
+from torchcaps.evaluation import compare_runs
 
 TRIES = 2000
 NORMAL = NormalDist()
@@ -81,6 +81,10 @@ def test_images_of_one_toy_are_no_evidence_by_themselves():
         seen += compare_runs(first, second).p_value < 0.05
     print(f"\nwithout groups: {seen / TRIES:.1%}")
     assert seen / TRIES > 0.1
+
+
+def seeds_needed(difference, first, second, **options):
+    return compare_runs(first, second, margin=difference, **options).seeds_needed
 
 
 def test_seeds_needed_are_enough_and_no_more():

@@ -101,7 +101,7 @@ class Uncertainty:
         return replace(self, image_variance=image_variance, seeds=seeds)
 
     def seeds_needed(self, difference: float) -> int | None:
-        """The least runs of each method that see a difference; see the function of this name."""
+        """The least runs of each method that see a difference in 80 % of tries, at level 0.05."""
 
         def is_visible(num_runs: int) -> bool:
             student = self.with_runs(num_runs).distribution
@@ -191,35 +191,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(multiples).clip(max=1)
     return list(map(float, adjusted))
-
-
-def seeds_needed(
-    difference: float,
-    first: Bool[Tensor, "runs n"],
-    second: Bool[Tensor, "other_runs n"],
-    *,
-    groups: object = None,
-    paired: bool = False,
-) -> int | None:
-    """How many seeds of each method show a difference in 80 % of tries, at level 0.05.
-
-    Args:
-        difference: true difference in accuracy, in (0, 1).
-        first: `[runs, n]` booleans of a first few runs, at least 2, as `compare_runs` takes them.
-        second: the same of the baseline.
-        groups: `[n]` labels of images that depend on each other.
-        paired: whether run k of both shares what varies by seed.
-
-    Returns:
-        The number of runs of each method, from 2 to 1,000; None where so many images or groups do
-        not show it with any such number.
-
-    Raises:
-        ArgumentError: for arguments that do not fit.
-    """
-    check_range("difference", difference, low=0, high=1)
-    check_runs(first, second, paired)
-    return estimate_uncertainty(first, second, groups, paired).seeds_needed(difference)
 
 
 def check_runs(first: Tensor, second: Tensor, paired: bool) -> None:

@@ -119,7 +119,7 @@ def bim(
         ArgumentError: for arguments that do not fit, a loss without a gradient for the images, or
             steps out of range.
     """
-    return _climb(model, images, labels, eps, eps, steps=steps, loss=loss)
+    return pgd(model, images, labels, eps, steps=steps, seed=None, loss=loss)
 
 
 def pgd(
@@ -129,7 +129,7 @@ def pgd(
     eps: float,
     *,
     steps: int = 10,
-    seed: int = 0,
+    seed: int | None = 0,
     loss: Loss = full_margin_loss,
 ) -> Images:
     """Projected gradient descent: BIM from a random start within eps.
@@ -142,7 +142,7 @@ def pgd(
         labels: `[n]` true classes.
         eps: largest change of a pixel, in [0, 1].
         steps: number of steps, at least 1.
-        seed: of the starts, which do not depend on the device.
+        seed: of the starts, which do not depend on the device; None for those of `bim`.
         loss: what to raise, as for `bim`.
 
     Returns:
@@ -151,10 +151,23 @@ def pgd(
     Raises:
         ArgumentError: as `bim`.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _climb(
-        model, images, labels, eps, 2.5 * eps, steps=steps, loss=loss, generator=generator
-    )
+    check_range("eps", eps, low=0, high=1)
+    check_positive(steps=steps)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    distance = eps if generator is None else 2.5 * eps
+
+    def climb(batch: Tensor, labels: Tensor) -> Tensor:
+        low = (batch - eps).clamp(min=0)
+        high = (batch + eps).clamp(max=1)
+        x = batch
+        if generator is not None:
+            x = (x + _uniform(x, eps, generator)).clamp(0, 1)
+        for _ in range(steps):
+            gradient = input_gradient(model, x, labels, loss)
+            x = (x + distance / steps * gradient.sign()).clamp(low, high)
+        return x
+
+    return attack_batches(model, images, labels, climb)
 
 
 def vote_attack(
@@ -311,35 +324,6 @@ def attack_batches(
     with eval_mode(model):
         pairs = batches(model, images, labels)
         return torch.cat([attack(x, y).cpu() for x, y in pairs])
-
-
-def _climb(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    eps: float,
-    distance: float,
-    *,
-    steps: int,
-    loss: Loss,
-    generator: torch.Generator | None = None,
-) -> Images:
-    """Raise the loss in steps that go a distance together; a generator draws where they start."""
-    check_range("eps", eps, low=0, high=1)
-    check_positive(steps=steps)
-
-    def climb(batch: Tensor, labels: Tensor) -> Tensor:
-        low = (batch - eps).clamp(min=0)
-        high = (batch + eps).clamp(max=1)
-        x = batch
-        if generator is not None:
-            x = (x + _uniform(x, eps, generator)).clamp(0, 1)
-        for _ in range(steps):
-            gradient = input_gradient(model, x, labels, loss)
-            x = (x + distance / steps * gradient.sign()).clamp(low, high)
-        return x
-
-    return attack_batches(model, images, labels, climb)
 
 
 def _uniform(images: Images, eps: float, generator: torch.Generator) -> Images:

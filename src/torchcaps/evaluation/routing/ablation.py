@@ -14,6 +14,7 @@ from operator import methodcaller
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
+from torchcaps.evaluation.accuracy.multilabel import mean_of_classes
 from torchcaps.evaluation.base import (
     EvaluationResult,
     Images,
@@ -29,7 +30,7 @@ from torchcaps.evaluation.routing.couplings import coupling_entropy
 from torchcaps.evaluation.routing.layers import (
     ROUTED_BATCH,
     route_images,
-    routers_of,
+    routed_layers,
     swapped_routers,
 )
 from torchcaps.nn import Router
@@ -122,6 +123,12 @@ class IterationDynamics(EvaluationResult):
     derived = ("verdict",)
 
     @property
+    def true_class_straightness(self) -> Series:
+        """Mean of `class_straightness` after each iteration; empty without classes."""
+        means = map(mean_of_classes, self.class_straightness)
+        return tuple(mean for mean in means if mean is not None)
+
+    @property
     def verdict(self) -> str:
         """One sentence."""
         if len(self.iterations) == 1:
@@ -166,7 +173,7 @@ def routing_ablation(
         AblationUnsupportedError: for a router that makes its couplings by itself.
     """
     check_labeled(images, labels)
-    has_agreement = any(router.agreement for router in routers_of(model).values())
+    has_agreement = any(layer.router.agreement for layer in routed_layers(model).values())
     if not agreement and not has_agreement:
         problem = "with fixed couplings, no activation of this model depends on how far votes agree"
         raise ArgumentError("agreement", f"expected True: {problem}")
@@ -209,8 +216,8 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
         ArgumentError: for a model without routed layers, or arguments that do not fit.
     """
     check_labeled(images, labels)
-    routers = routers_of(model)
-    last = max(router.num_iterations for router in routers.values())
+    layers = routed_layers(model)
+    last = max(layer.router.num_iterations for layer in layers.values())
     labels = labels.cpu()
     answers = []
     entropy: defaultdict[str, Series] = defaultdict(tuple)
@@ -222,7 +229,7 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
         answers.append(routed.activation.argmax(dim=1))
         for name, trace in routed.layers.items():
             straightness = trace.extras["straightness"]
-            if routers[name].normalized:  # couplings of a child sum to one
+            if layers[name].router.normalized:  # couplings of a child sum to one
                 entropy[name] += (coupling_entropy(trace).mean,)
                 straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:

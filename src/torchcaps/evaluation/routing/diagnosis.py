@@ -27,7 +27,7 @@ from torchcaps.evaluation.base import (
 )
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings
-from torchcaps.evaluation.routing.layers import route_images, routers_of
+from torchcaps.evaluation.routing.layers import route_images, routed_layers
 from torchcaps.models.notebook import parameter_count
 
 NUM_SIGN_IMAGES = 64  # images for the test of signs
@@ -199,8 +199,7 @@ class Diagnosis(EvaluationResult):
     def _straightness(self) -> list[Check]:
         """Of the last layer: of the votes for the class that is there, where that is known."""
         course = self.iterations
-        rows = [list(filter(None, row)) for row in course.class_straightness]
-        straight = tuple(sum(row) / len(row) for row in rows if row)
+        straight = course.true_class_straightness
         place = "for the true class"
         if not straight and course.straightness:
             straight = list(course.straightness.values())[-1]
@@ -300,17 +299,17 @@ def diagnose(
     correct = activation.argmax(dim=1) == labels
     starvation = couplings.starvation(model, images, labels)
     signs = couplings.sign_test(model, images[:NUM_SIGN_IMAGES])
-    routers = routers_of(model)
+    routed = routed_layers(model)
     first = next(iter(traces.values()))
     course = {"children": couplings.capsule_activity(first.extras["children"])}
     layers = []
     for name, trace in traces.items():
         measures: Json = {"starvation": starvation[name]}
-        if routers[name].normalized:
+        if routed[name].router.normalized:
             measures["entropy"] = couplings.coupling_entropy(trace)
             measures["dynamics"] = couplings.coupling_dynamics(trace, labels)
             measures["tree"] = couplings.parse_tree(trace, labels, seed=seed)
-        if routers[name].activation != "none":
+        if routed[name].router.activation != "none":
             course[name] = measures["parents"] = couplings.capsule_activity(trace.activation)
             measures["sign"] = signs[name]
         layers.append(LayerDiagnosis(name=name, **measures))

@@ -1,15 +1,17 @@
 """Inputs and outputs of every routed layer over images, its votes for one, and other routers."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from torchcaps import ops
 from torchcaps.errors import ArgumentError, check_shape
@@ -18,12 +20,12 @@ from torchcaps.evaluation.base import (
     Images,
     batches,
     check_images,
-    device_of,
     evaluating,
 )
 from torchcaps.functional import Votes, safe_norm, straightness
 from torchcaps.functional.squash import full_precision
 from torchcaps.nn import RoutedLayer, Router, RoutingTrace, record_routing
+from torchcaps.nn.routers import MAX_ITERATIONS
 from torchcaps.types import Capsules
 
 ROUTED_BATCH = 64  # images whose couplings and gradients are computed at once
@@ -66,19 +68,11 @@ def route_images(model: nn.Module, images: Images) -> RoutedImages:
                 activations.append(model(batch).float().cpu())
             for name, trace in record.last().items():
                 straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
-                tensors = (*trace[:4], children[name].activation, straight)
-                parts[name].append([tensor.cpu() for tensor in tensors])
-    traces = {}
-    for name, rows in parts.items():
-        columns = map(torch.cat, zip(*rows, strict=True))
-        coupling, activation, child_activation, pose, children_once, straight = columns
-        traces[name] = RoutingTrace(
-            coupling,
-            activation,
-            child_activation,
-            pose,
-            extras={"children": children_once, "straightness": straight},
-        )
+                extras = {"children": children[name].activation, "straightness": straight}
+                parts[name].append(trace._replace(extras=extras).map(Tensor.cpu))
+    traces = {
+        name: tree_map(lambda *columns: torch.cat(columns), *rows) for name, rows in parts.items()
+    }
     return RoutedImages(torch.cat(activations), traces)
 
 
@@ -127,15 +121,6 @@ def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Ite
     finally:
         for layer, router in routers.items():
             layer.router = router
-
-
-def routers_of(model: nn.Module) -> dict[str, Router]:
-    """Return layer name -> its router, in the order of the model.
-
-    Raises:
-        ArgumentError: for a model without routed layers.
-    """
-    return {name: layer.router for name, layer in routed_layers(model).items()}
 
 
 def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
@@ -194,33 +179,61 @@ def vote_paths(model: nn.Module, image: Float[Tensor, "channels height width"]) 
             whose router gives no couplings over votes; or an image that does not fit.
     """
     check_shape("image", image, ("channels", "height", "width"))
-    images = image.unsqueeze(0)
-    check_images(images)
-    name, layer = list(routed_layers(model).items())[-1]
-    router = layer.router
+    layer, votes, traces = route_last(model, image.unsqueeze(0))
+    agreement = layer.router.agreement
     couplings = []
-    activations = []
+    for trace in traces:
+        coupling = full_precision(trace.coupling)
+        if agreement:
+            coupling = coupling * trace.child_activation.unsqueeze(-1)
+        couplings.append(coupling)
+    activations = torch.cat([trace.activation for trace in traces])
+    with torch.inference_mode():
+        [dense] = full_precision(votes.dense()).cpu()
+    return VotePaths(
+        dense,
+        torch.cat(couplings),
+        full_precision(activations),
+        agreement,
+    )
+
+
+def route_last(
+    model: nn.Module,
+    images: Images,
+    max_iterations: int = MAX_ITERATIONS,
+    changes: Sequence[Callable[[Router], Router]] = (),
+) -> tuple[RoutedLayer, Votes, list[RoutingTrace]]:
+    """Run a model with 1, 2, ... iterations in its last routed layer, and with other changes of it.
+
+    Args:
+        model: a model whose last routed layer has parents in one position.
+        images: `[n, channels, height, width]` in [0, 1].
+        max_iterations: the last number of iterations, unless the router has fewer.
+        changes: give further routers in the place of that one.
+
+    Returns:
+        The layer, its votes and its recording, on the CPU, with each router.
+
+    Raises:
+        ArgumentError: for a model without routed layers, whose last one has a map of parents, or
+            whose router gives no couplings over votes; or images that do not fit.
+    """
+    name, layer = list(routed_layers(model).items())[-1]
+    last = layer.router
+    counts = range(1, min(last.num_iterations, max_iterations) + 1)
+    stops = [methodcaller("with_iterations", count) for count in counts]
+    traces = []
     with evaluating(model), children_of(model) as children:
-        for count in range(1, router.num_iterations + 1):
+        for change in [*stops, *changes]:
 
-            def change(candidate: Router, count: int = count) -> Router:
-                return router.with_iterations(count) if candidate is router else candidate
+            def change_last(router: Router, change: Any = change) -> Router:
+                return change(router) if router is last else router
 
-            with swapped_routers(model, change), record_routing(model) as record:
-                model(images.to(device_of(model)))
-            trace = record.last().get(name)
-            coupling = None if trace is None else full_precision(trace.coupling)
-            if trace is None or coupling is None or coupling.dim() != 3:
+            with swapped_routers(model, change_last):
+                trace = route_images(model, images).layers.get(name)
+            if trace is None or trace.coupling.dim() != 3:
                 problem = "expected class capsules in one position, with couplings over votes"
                 raise ArgumentError("model", f"{problem}, got {type(layer).__name__} {name!r}")
-            if router.agreement:
-                coupling = coupling * trace.child_activation.unsqueeze(-1)
-            couplings.append(coupling)
-            activations.append(trace.activation)
-        votes = full_precision(layer.make_votes(children[name]).dense())
-    return VotePaths(
-        votes[0].cpu(),
-        torch.cat(couplings).cpu(),
-        full_precision(torch.cat(activations)).cpu(),
-        router.agreement,
-    )
+            traces.append(trace)
+        return layer, layer.make_votes(children[name]), traces

@@ -188,7 +188,6 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
 _conv2d = define_operator(
     "conv2d_frequency",
     Problem,
-    num_outputs=1,
     memory_format=torch.channels_last,
 )
 

@@ -14,6 +14,8 @@ of a parent and of a child. A link is a pair of a child and a parent.
 
 import math
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,22 +58,16 @@ def _runs_reference(votes: Votes) -> bool:
 
 # Of the implementations of an operation, those of lower rank are tried first.
 @fast_path("dynamic_routing", "blocked", obstacle, rank=20, reason=BLOCKED)
-def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
+def run(votes: Votes, **options: Any) -> Routed:
     """Routing by agreement of any votes; the implementation "blocked" of the operation.
 
     Args:
         votes: stored or lazy, of any field.
-        iterations: number of iterations, at least 1.
-        leaky: whether one more parent of logit 0 competes for each child.
-        detach: whether the gradient skips the couplings.
+        options: iterations, leaky and detach; see `ops.dynamic_routing`.
     """
     if not _runs_reference(votes):
-        return _route(votes, iterations=iterations, leaky=leaky, detach=detach)
-
-    def route_block(block: Votes) -> Routed:
-        return dynamic_routing(block, iterations, leaky=leaky, detach=detach)
-
-    return Routed._make(by_samples(route_block, votes))
+        return _route(votes, **options)
+    return Routed._make(by_samples(partial(dynamic_routing, **options), votes))
 
 
 class _BlockedPasses(Passes):

@@ -249,7 +249,7 @@ def define_route(
             return make_passes(self, backward)
 
     name = f"dynamic_routing_{impl}"
-    run_operator = define_operator(name, Implemented, num_outputs=4, num_saved=1)
+    run_operator = define_operator(name, Implemented, num_saved=1)
 
     def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
         weight = None

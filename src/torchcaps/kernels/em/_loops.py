@@ -74,8 +74,8 @@ Layer = namedtuple(
     "sizes num_competitions place competition first_R "
     "pose activation weight shift beta_u beta_a temperatures",
 )
-# State of the parents after one iteration, or its gradient: without the axes g and t, and without j
-# where it is of one parent.
+# States of the parents after every iteration, [g, t, j, ...], and what `take` takes of them: those of
+# one iteration, or of one parent too. The same of gradients.
 State = namedtuple("State", "mean variance stats")
 # Gradients of operands. Those of poses and activations are added to zeros, in the layout of these.
 # Those of weights [g, type, i, k, q], shifts [g, type, i, h], of no groups if there are none, and
@@ -84,36 +84,41 @@ Gradients = namedtuple("Gradients", "pose activation weight shift betas")
 
 
 @compiled_loop
-def forward_pass(first, last, layer, mean, variance, stats, coupling):
+def forward_pass(first, last, layer, states, coupling):
     """Route the groups from `first` to before `last`.
 
-    Writes mean, variance and stats of every iteration and, unless it has no groups, the coupling of
-    the last one, `[g, j, i, n]`.
+    Writes the states and, unless it has no groups, the coupling of the last iteration,
+    `[g, j, i, n]`.
     """
-    iterations = mean.shape[1]
+    iterations = states.mean.shape[1]
     parents, children = layer.place.shape
-    R = np.empty((parents, children, LANES), mean.dtype)
+    R = np.empty((parents, children, LANES), states.mean.dtype)
     for g in range(first, last):
         R[:] = np.expand_dims(layer.first_R, -1)
         for t in range(iterations):
             if t:
-                state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
-                e_step(layer, g, state, R)
-            m_step(layer, g, t, R, mean, variance, stats)
+                e_step(layer, g, take(states, (g, t - 1)), R)
+            m_step(layer, g, t, R, states)
         if len(coupling):
             coupling[g] = R
 
 
 @compiled
-def m_step(layer, g, t, R, mean, variance, stats):
-    """M-step t of every parent: writes its mean, variance and stats.
+def take(states, index):
+    """The states at one index."""
+    return State(states.mean[index], states.variance[index], states.stats[index])
+
+
+@compiled
+def m_step(layer, g, t, R, states):
+    """M-step t of every parent: writes its state.
 
     The votes are read once, for sums of d and d^2 with d = V - center. The center is the mean of
     the iteration before. Where the new mean is far from it, the sums are repeated around that.
     """
     parents, children, _ = R.shape
     r = np.empty_like(R[0])  # [i, n]
-    center = np.zeros_like(mean[0, 0, 0])  # [h, n]
+    center = np.zeros_like(states.mean[0, 0, 0])  # [h, n]
     first_moment = np.empty_like(center)
     second_moment = np.empty_like(center)
     total = np.empty_like(center[0])  # S [n]
@@ -123,8 +128,8 @@ def m_step(layer, g, t, R, mean, variance, stats):
                 r[i, n] = R[j, i, n] * layer.activation[g, layer.place[j, i], n]
         center[:] = 0
         if t:
-            center[:] = mean[g, t - 1, j]
-        state = State(mean[g, t, j], variance[g, t, j], stats[g, t, j])
+            center[:] = states.mean[g, t - 1, j]
+        state = take(states, (g, t, j))
         for _ in range(2):
             sum_moments(layer, g, j, r, center, first_moment, second_moment, total)
             is_far = update_state(layer, t, j, center, first_moment, second_moment, total, state)
@@ -302,20 +307,18 @@ def softmax(layer, x):
 
 
 @compiled_loop
-def backward_pass(
-    first, last, layer, mean, variance, stats, grad_mean, grad_logit, grad_coupling, gradients
-):
+def backward_pass(first, last, layer, states, grad_mean, grad_logit, grad_coupling, gradients):
     """Gradients of the operands for the groups from `first` to before `last`.
 
-    mean, variance, stats: as `forward_pass` wrote them.
+    states: as `forward_pass` wrote them.
     grad_mean [g, j, h, n], grad_logit [g, j, n]: of the last state. They are used up: each
         iteration replaces them by those of the state before.
     grad_coupling: of the last coupling [g, j, i, n], or of no groups.
     gradients: written, see `Gradients`.
     """
+    mean = states.mean
     iterations, parents, dim = mean.shape[1:4]
-    _, children = layer.place.shape
-    R = np.empty((iterations, parents, children, LANES), mean.dtype)
+    R = np.empty((iterations, parents, layer.place.shape[1], LANES), mean.dtype)
     # dL/dr of each iteration, then dL/dR, then dL/dlog R.
     grad_R = np.empty_like(R)
     # dL/dV_ij is a sum of lines over the iterations: r (intercept + slope d) of the M-step, which
@@ -325,20 +328,21 @@ def backward_pass(
     grad_variance = np.empty((parents, dim, LANES), mean.dtype)
     for g in range(first, last):
         center = mean[g, iterations - 1]
+        grad_states = State(grad_mean[g], grad_variance, grad_logit[g])
         grad_variance[:] = 0
         gradients.betas[g] = 0
         gradients.weight[g] = 0
         gradients.shift[g : g + 1] = 0
         R[0] = np.expand_dims(layer.first_R, -1)
         for t in range(1, iterations):
-            e_step(layer, g, State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1]), R[t])
+            e_step(layer, g, take(states, (g, t - 1)), R[t])
         for t in range(iterations - 1, -1, -1):
             for j in range(parents):
                 m_step_backward(
                     layer,
                     (g, t, j),
-                    State(mean[g, t, j], variance[g, t, j], stats[g, t, j]),
-                    State(grad_mean[g, j], grad_variance[j], grad_logit[g, j]),
+                    take(states, (g, t, j)),
+                    take(grad_states, j),
                     center[j],
                     (intercept[0, t, j], slope[0, t, j]),
                     gradients.betas[g],
@@ -356,8 +360,8 @@ def backward_pass(
                     layer,
                     (g, j),
                     grad_R[t, j],
-                    State(mean[g, t - 1, j], variance[g, t - 1, j], stats[g, t - 1, j]),
-                    State(grad_mean[g, j], grad_variance[j], grad_logit[g, j]),
+                    take(states, (g, t - 1, j)),
+                    take(grad_states, j),
                     center[j],
                     (intercept[1, t, j], slope[1, t, j]),
                 )

@@ -138,7 +138,7 @@ class Problem(NamedTuple):
         batch = len(mean)
         groups = len(means) if self.want_coupling else 0
         R = means.new_empty(groups, means.shape[2], len(self.weight), LANES)  # the last coupling
-        _run_loop("forward_pass", self, means, variances, stats, R)
+        _run_loop("forward_pass", self, (means, variances, stats), R)
 
         mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
         logit = by_sample(stats[:, -1, :, LOGIT], batch)
@@ -152,7 +152,7 @@ class Problem(NamedTuple):
         self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
     ) -> Sequence[Tensor]:
         """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
-        means, variances, stats = saved
+        means, _, stats = saved
         grad_mean, grad_activation, grad_coupling = grads
         groups = len(means)
         batch = len(grad_mean)
@@ -173,9 +173,7 @@ class Problem(NamedTuple):
         _run_loop(
             "backward_pass",
             self,
-            means,
-            variances,
-            stats,
+            tuple(saved),
             by_lane(grad_mean.flatten(1, 3)),
             grad_logit,
             by_lane(grad_coupling.transpose(-1, -2).flatten(1, 3)),
@@ -289,7 +287,6 @@ def run(
 _em_routing = define_operator(
     "em_routing_numba",
     Problem,
-    num_outputs=6,
     num_saved=3,  # the states: means, variances and stats
 )
 
@@ -329,10 +326,11 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
         problem.weight.new_tensor(problem.temperatures),
     )
     layer = _loops.Layer._make(as_arrays(operands))
-    arrays = list(as_arrays(arguments))
+    states, *arrays = as_arrays(arguments)
     if name == "backward_pass":
         arrays[-1] = _loops.Gradients._make(arrays[-1])
-    parallel_for(getattr(_loops, name), len(arguments[0]), layer, *arrays)
+    states = _loops.State._make(states)
+    parallel_for(getattr(_loops, name), len(states.mean), layer, states, *arrays)
 
 
 @lru_cache(maxsize=16)

@@ -144,11 +144,7 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
     return Routed(pose, activation, spatial_first(coupling.unflatten(-1, positions)))
 
 
-_map_routing = define_operator(
-    "map_routing_numba",
-    Problem,
-    num_outputs=3,
-)
+_map_routing = define_operator("map_routing_numba", Problem)
 
 
 def _count_groups(problem: Problem) -> int:
