@@ -1,0 +1,272 @@
+// The page: a picture whose parts are moved and turned, and two networks that look at it.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const TURN = 15; // degrees of a key
+
+/** An element with attributes and children. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const page = {
+  drawing: null, // what the set draws with
+  answers: [], // a network each, with the elements of its answer
+  object: "face",
+  kind: "whole", // the arrangement; null after a part was moved
+  parts: [], // glyph, row, column and angle of each
+  chosen: 0, // the part that is turned
+  seed: 1, // of the noise
+  pixels: null,
+};
+
+/** Shows whether an answer accepts the object, and its number for each class. */
+function renderAnswer({ head, unit, verdict, words, rows }, scores) {
+  const label = head.classes.indexOf(page.object);
+  const limit = head.limits[label];
+  const isAccepted = scores[label] > limit;
+  const text = `${isAccepted ? "Accepts" : "Rejects"} it as a ${page.object}`;
+  if (verdict.textContent !== text) verdict.textContent = text; // a screen reader says changes
+  verdict.classList.toggle("rejected", !isAccepted);
+  words.textContent = `${unit.name} ${unit.write(scores[label])}, limit ${unit.write(limit)}`;
+  rows.forEach(({ row, bar, mark, number }, n) => {
+    row.classList.toggle("longest", n === label);
+    bar.style.width = `${100 * scores[n]}%`;
+    mark.hidden = n !== label;
+    mark.style.left = `${100 * limit}%`;
+    number.textContent = unit.write(scores[n]);
+  });
+}
+
+const pause = () => new Promise((resolve) => setTimeout(resolve));
+let isBusy = false;
+
+/** Lets both networks look at the newest picture, one after another. */
+async function look() {
+  if (isBusy) return;
+  isBusy = true;
+  document.documentElement.dataset.busy = "true";
+  let seen = null;
+  while (seen !== page.pixels) {
+    seen = page.pixels;
+    for (const answer of page.answers) {
+      await pause(); // what was moved is drawn first
+      renderAnswer(answer, answer.network.look(seen).lengths);
+    }
+  }
+  isBusy = false;
+  delete document.documentElement.dataset.busy;
+}
+
+/** Names of the parts; equal ones are numbered. */
+function nameParts() {
+  const glyphs = page.parts.map((part) => part.glyph);
+  return glyphs.map((glyph, n) => {
+    if (glyphs.filter((other) => other === glyph).length === 1) return glyph;
+    return `${glyph} ${glyphs.slice(0, n + 1).filter((other) => other === glyph).length}`;
+  });
+}
+
+/** Draws the picture and its handles, and asks the networks. */
+function render() {
+  const { drawing, parts, chosen } = page;
+  const { side, part: size } = drawing;
+  page.pixels = drawParts(drawing, parts, page.seed);
+  const canvas = byId("paper");
+  canvas.width = side;
+  canvas.height = side;
+  const context = canvas.getContext("2d");
+  const picture = context.createImageData(side, side);
+  page.pixels.forEach((value, n) => picture.data.set([255 * value, 255 * value, 255 * value, 255], 4 * n));
+  context.putImageData(picture, 0, 0);
+
+  const share = (pixels) => `${(100 * pixels) / side}%`;
+  const names = nameParts();
+  [...byId("parts").children].forEach((handle, n) => {
+    const { row, column, angle } = parts[n];
+    handle.style.left = share(column);
+    handle.style.top = share(row);
+    handle.style.rotate = `${-angle}deg`;
+    handle.setAttribute("aria-pressed", n === chosen);
+    handle.setAttribute("aria-label", `${names[n]}, row ${row}, column ${column}, turned ${angle}°`);
+  });
+  const { row, column, angle } = parts[chosen];
+  const above = row >= size ? 1 : -1; // the handle stays in the picture
+  const turn = (angle * Math.PI) / 180;
+  const knob = byId("knob");
+  knob.dataset.above = above;
+  knob.style.left = share(column + size / 2 - above * size * Math.sin(turn));
+  knob.style.top = share(row + size / 2 - above * size * Math.cos(turn));
+  byId("turn").value = angle;
+  byId("turn").setAttribute("aria-valuetext", `${angle}°`);
+  byId("turn-name").textContent = `Turn the ${names[chosen]}`;
+  byId("place").textContent = `${names[chosen]}: row ${row}, column ${column}, turned ${angle}°`;
+  for (const button of byId("kinds").children) {
+    button.setAttribute("aria-pressed", button.dataset.kind === page.kind);
+  }
+  look();
+}
+
+/** Changes the chosen part; it stays in the picture. */
+function change(changes) {
+  const last = page.drawing.side - page.drawing.part;
+  const part = Object.assign(page.parts[page.chosen], changes);
+  part.row = Math.max(0, Math.min(last, Math.round(part.row)));
+  part.column = Math.max(0, Math.min(last, Math.round(part.column)));
+  part.angle = ((((part.angle + 180) % 360) + 360) % 360) - 180 || 0;
+  page.kind = null;
+  render();
+}
+
+function arrange(kind) {
+  page.kind = kind;
+  page.parts = page.drawing.arrangements[kind][page.object].map(({ turns, ...part }) => {
+    return { ...part, angle: turns > 2 ? -90 : 90 * turns };
+  });
+  page.chosen = 0;
+  render();
+}
+
+/** Calls back with each movement of a pointer that is held down on an element. */
+function onDrag(element, start) {
+  element.addEventListener("pointerdown", (down) => {
+    const move = start(down);
+    element.setPointerCapture(down.pointerId);
+    const follow = (event) => move(event);
+    element.addEventListener("pointermove", follow);
+    const end = () => element.removeEventListener("pointermove", follow);
+    for (const kind of ["pointerup", "pointercancel"]) element.addEventListener(kind, end, { once: true });
+  });
+}
+
+const KEYS = {
+  ArrowUp: ({ row }) => ({ row: row - 1 }),
+  ArrowDown: ({ row }) => ({ row: row + 1 }),
+  ArrowLeft: ({ column }) => ({ column: column - 1 }),
+  ArrowRight: ({ column }) => ({ column: column + 1 }),
+  "+": ({ angle }) => ({ angle: angle + TURN }),
+  "-": ({ angle }) => ({ angle: angle - TURN }),
+};
+
+/** The handle of a part: a button over it. */
+function makeHandle(n) {
+  const choose = () => {
+    if (page.chosen === n) return;
+    page.chosen = n;
+    render();
+  };
+  const handle = make("button", { class: "part", onfocus: choose, onclick: choose });
+  handle.style.width = `${(100 * page.drawing.part) / page.drawing.side}%`;
+  onDrag(handle, (down) => {
+    choose();
+    const { row, column } = page.parts[n];
+    const scale = page.drawing.side / byId("paper").getBoundingClientRect().width;
+    return (event) =>
+      change({
+        row: row + scale * (event.clientY - down.clientY),
+        column: column + scale * (event.clientX - down.clientX),
+      });
+  });
+  handle.addEventListener("keydown", (event) => {
+    const changes = KEYS[event.key];
+    if (!changes) return;
+    event.preventDefault();
+    change(changes(page.parts[n]));
+  });
+  return handle;
+}
+
+function setUpInput() {
+  const { drawing } = page;
+  byId("parts").append(...drawing.arrangements.whole.face.map((_, n) => makeHandle(n)));
+  onDrag(byId("knob"), () => {
+    const above = Number(byId("knob").dataset.above);
+    return (event) => {
+      const box = byId("paper").getBoundingClientRect();
+      const { row, column } = page.parts[page.chosen];
+      const pixels = box.width / drawing.side;
+      const right = event.clientX - box.left - (column + drawing.part / 2) * pixels;
+      const down = event.clientY - box.top - (row + drawing.part / 2) * pixels;
+      const angle = (Math.atan2(-above * right, -above * down) * 180) / Math.PI;
+      change({ angle: TURN * Math.round(angle / TURN) });
+    };
+  });
+  byId("turn").addEventListener("input", () => change({ angle: Number(byId("turn").value) }));
+  for (const kind of Object.keys(drawing.arrangements)) {
+    const button = make("button", { "data-kind": kind, onclick: () => arrange(kind) }, kind);
+    byId("kinds").append(button);
+  }
+  byId("object").append(...drawing.objects.map((name) => make("option", {}, name)));
+  byId("object").addEventListener("change", () => {
+    page.object = byId("object").value;
+    arrange(page.kind ?? "whole");
+  });
+  byId("noise").addEventListener("click", () => {
+    page.seed += 1;
+    render();
+  });
+}
+
+const UNITS = {
+  C: { title: "Capsule network", name: "length", write: (value) => value.toFixed(2) },
+  N: { title: "CNN", name: "probability", write: (value) => `${(100 * value).toFixed(2)} %` },
+};
+
+/** The answer of a network: a sentence, and a bar for each class. */
+function makeAnswer(head, network) {
+  const unit = UNITS[head.arm];
+  const verdict = make("p", { class: "verdict", role: "status" });
+  const words = make("p", { class: "quiet" });
+  const rows = head.classes.map((name) => {
+    const bar = make("i");
+    const mark = make("b", { title: "95 % of whole ones are above" });
+    const number = make("span", { class: "number" });
+    const track = make("span", { class: "track" }, bar, mark);
+    return { row: make("li", {}, make("span", { class: "name" }, name), track, number), bar, mark, number };
+  });
+  const list = make("ul", { class: "bars" }, ...rows.map(({ row }) => row));
+  const title = make("h2", {}, unit.title);
+  const section = make("section", { "aria-label": unit.title, id: `answer-${head.arm}` }, title, verdict, words, list);
+  byId("answers").append(section);
+  return { head, network, unit, verdict, words, rows };
+}
+
+const share = (part) => `${Math.round(100 * part)} %`;
+
+/** What was measured of the stored networks on images that they were not trained on. */
+function makeMeasured(kinds) {
+  const head = make("tr", {}, make("th", { scope: "col" }, "still accepted"));
+  head.append(...page.answers.map(({ unit }) => make("th", { scope: "col" }, unit.title)));
+  const rows = kinds.map((kind) => {
+    const cells = page.answers.map(({ head: { figures } }) => {
+      const accepted = kind === "whole" ? 0.95 : figures[`accepted_95_${kind}`];
+      return make("td", {}, share(accepted));
+    });
+    return make("tr", {}, make("th", { scope: "row" }, kind), ...cells);
+  });
+  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
+}
+
+async function begin() {
+  const { networks } = JSON.parse(byId("content").textContent);
+  page.drawing = networks[0].drawing;
+  for (const [n, head] of networks.entries()) {
+    const network = await openNetwork(head, byId(`packed-${n}`).textContent);
+    page.answers.push(makeAnswer(head, network));
+  }
+  setUpInput();
+  byId("measured").append(makeMeasured(Object.keys(page.drawing.arrangements)));
+  arrange("whole");
+  document.documentElement.dataset.ready = "true";
+}
+
+begin().catch((error) => {
+  byId("problem").textContent = error.message;
+  byId("problem").hidden = false;
+});
