@@ -93,3 +93,63 @@ async function openNetwork(head, packed) {
   }
   return new Network(head, arrays);
 }
+
+const BAND = 4; // rows of a map that are computed together
+const STEP = 12; // milliseconds without a pause
+
+/** Lets the page draw, if it has waited for long enough. */
+const breathe = (() => {
+  let last = 0;
+  return async () => {
+    if (performance.now() - last < STEP) return;
+    await new Promise((resolve) => setTimeout(resolve));
+    last = performance.now();
+  };
+})();
+
+/** A convolution, band after band, so that a part follows the pointer while it is computed. */
+async function convolveBands(map, layer, parts) {
+  const [channels, height, width] = map.shape;
+  const [above, left] = layer.padding;
+  const padded = new Float32Array(channels * (height + 2 * above) * width);
+  const plane = (height + 2 * above) * width;
+  for (let channel = 0; channel < channels; channel++) {
+    const rows = map.data.subarray(channel * height * width, (channel + 1) * height * width);
+    padded.set(rows, channel * plane + above * width);
+  }
+  const [outputs, , kernel] = parts.weight.shape;
+  const [step] = layer.stride;
+  const count = Math.floor((height + 2 * above - kernel) / step) + 1;
+  const bands = [];
+  for (let first = 0; first < count; first += BAND) {
+    const rows = (Math.min(BAND, count - first) - 1) * step + kernel;
+    const data = new Float32Array(channels * rows * width);
+    for (let channel = 0; channel < channels; channel++) {
+      const start = channel * plane + first * step * width;
+      data.set(padded.subarray(start, start + rows * width), channel * rows * width);
+    }
+    const band = { data, shape: [channels, rows, width] };
+    bands.push(OPERATIONS.convolve(band, { ...layer, padding: [0, left] }, parts));
+    await breathe();
+  }
+  const columns = bands[0].shape[2];
+  const result = new Float32Array(outputs * count * columns);
+  bands.forEach(({ data, shape: [, rows] }, n) => {
+    for (let output = 0; output < outputs; output++) {
+      const from = data.subarray(output * rows * columns, (output + 1) * rows * columns);
+      result.set(from, (output * count + n * BAND) * columns);
+    }
+  });
+  return { data: result, shape: [outputs, count, columns] };
+}
+
+/** The lengths of the capsules of an image, or the probabilities of a CNN; see `Network.look`. */
+async function lookCalmly(network, image) {
+  let state = { data: image, shape: network.shape };
+  for (const [layer, parts] of network.layers) {
+    if (layer.op === "convolve") state = await convolveBands(state, layer, parts);
+    else if (layer.op !== "route") state = OPERATIONS[layer.op](state, layer, parts);
+    else state = routeVotes(castVotes(state, parts), layer, parts).steps.at(-1);
+  }
+  return state.lengths;
+}

@@ -31,7 +31,7 @@ function renderAnswer({ head, unit, verdict, words, rows }, scores) {
   const label = head.classes.indexOf(page.object);
   const limit = head.limits[label];
   const isAccepted = scores[label] > limit;
-  const text = `${isAccepted ? "Accepts" : "Rejects"} it as a ${page.object}`;
+  const text = `${isAccepted ? "Accepts" : "Rejects"} the ${page.object}`;
   if (verdict.textContent !== text) verdict.textContent = text; // a screen reader says changes
   verdict.classList.toggle("rejected", !isAccepted);
   words.textContent = `${unit.name} ${unit.write(scores[label])}, limit ${unit.write(limit)}`;
@@ -44,7 +44,6 @@ function renderAnswer({ head, unit, verdict, words, rows }, scores) {
   });
 }
 
-const pause = () => new Promise((resolve) => setTimeout(resolve));
 let isBusy = false;
 
 /** Lets both networks look at the newest picture, one after another. */
@@ -56,8 +55,7 @@ async function look() {
   while (seen !== page.pixels) {
     seen = page.pixels;
     for (const answer of page.answers) {
-      await pause(); // what was moved is drawn first
-      renderAnswer(answer, answer.network.look(seen).lengths);
+      renderAnswer(answer, await lookCalmly(answer.network, seen));
     }
   }
   isBusy = false;
@@ -86,12 +84,12 @@ function render() {
   page.pixels.forEach((value, n) => picture.data.set([255 * value, 255 * value, 255 * value, 255], 4 * n));
   context.putImageData(picture, 0, 0);
 
-  const share = (pixels) => `${(100 * pixels) / side}%`;
+  const shareOf = (pixels) => `${(100 * pixels) / side}%`;
   const names = nameParts();
   [...byId("parts").children].forEach((handle, n) => {
     const { row, column, angle } = parts[n];
-    handle.style.left = share(column);
-    handle.style.top = share(row);
+    handle.style.left = shareOf(column);
+    handle.style.top = shareOf(row);
     handle.style.rotate = `${-angle}deg`;
     handle.setAttribute("aria-pressed", n === chosen);
     handle.setAttribute("aria-label", `${names[n]}, row ${row}, column ${column}, turned ${angle}°`);
@@ -101,12 +99,11 @@ function render() {
   const turn = (angle * Math.PI) / 180;
   const knob = byId("knob");
   knob.dataset.above = above;
-  knob.style.left = share(column + size / 2 - above * size * Math.sin(turn));
-  knob.style.top = share(row + size / 2 - above * size * Math.cos(turn));
+  knob.style.left = shareOf(column + size / 2 - above * size * Math.sin(turn));
+  knob.style.top = shareOf(row + size / 2 - above * size * Math.cos(turn));
   byId("turn").value = angle;
   byId("turn").setAttribute("aria-valuetext", `${angle}°`);
   byId("turn-name").textContent = `Turn the ${names[chosen]}`;
-  byId("place").textContent = `${names[chosen]}: row ${row}, column ${column}, turned ${angle}°`;
   for (const button of byId("kinds").children) {
     button.setAttribute("aria-pressed", button.dataset.kind === page.kind);
   }
@@ -215,7 +212,7 @@ function setUpInput() {
 
 const UNITS = {
   C: { title: "Capsule network", name: "length", write: (value) => value.toFixed(2) },
-  N: { title: "CNN", name: "probability", write: (value) => `${(100 * value).toFixed(2)} %` },
+  N: { title: "CNN", name: "probability", write: (value) => `${(100 * value).toFixed(1)} %` },
 };
 
 /** The answer of a network: a sentence, and a bar for each class. */
@@ -241,7 +238,8 @@ const share = (part) => `${Math.round(100 * part)} %`;
 
 /** What was measured of the stored networks on images that they were not trained on. */
 function makeMeasured(kinds) {
-  const head = make("tr", {}, make("th", { scope: "col" }, "still accepted"));
+  const caption = make("caption", {}, "Still accepted, of 2,000 held-out images a kind");
+  const head = make("tr", {}, make("th", { scope: "col" }, "parts"));
   head.append(...page.answers.map(({ unit }) => make("th", { scope: "col" }, unit.title)));
   const rows = kinds.map((kind) => {
     const cells = page.answers.map(({ head: { figures } }) => {
@@ -250,11 +248,21 @@ function makeMeasured(kinds) {
     });
     return make("tr", {}, make("th", { scope: "row" }, kind), ...cells);
   });
-  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
+  return make("table", {}, caption, make("thead", {}, head), make("tbody", {}, ...rows));
+}
+
+function describeNetworks(heads) {
+  const texts = heads.map(({ arm, parameters, row }) => {
+    return `${UNITS[arm].title}: ${row}, ${parameters.toLocaleString("en")} parameters`;
+  });
+  const [{ epochs, images }] = heads;
+  texts.push(`one seed of each, ${epochs} epochs of ${images.toLocaleString("en")} images: not the verdict`);
+  return `${texts.join(". ")}. Both are in this page; nothing leaves it.`;
 }
 
 async function begin() {
   const { networks } = JSON.parse(byId("content").textContent);
+  byId("about").textContent = describeNetworks(networks);
   page.drawing = networks[0].drawing;
   for (const [n, head] of networks.entries()) {
     const network = await openNetwork(head, byId(`packed-${n}`).textContent);
