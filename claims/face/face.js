@@ -27,14 +27,15 @@ const page = {
 };
 
 /** Shows whether an answer accepts the object, and its number for each class. */
-function renderAnswer({ head, unit, verdict, words, rows }, scores) {
+function renderAnswer({ head, unit, verdict, words, rows, whole }, scores) {
   const label = head.classes.indexOf(page.object);
   const limit = head.limits[label];
   const isAccepted = scores[label] > limit;
   const text = `${isAccepted ? "Accepts" : "Rejects"} the ${page.object}`;
   if (verdict.textContent !== text) verdict.textContent = text; // a screen reader says changes
   verdict.classList.toggle("rejected", !isAccepted);
-  words.textContent = `${unit.name} ${unit.write(scores[label])}, limit ${unit.write(limit)}`;
+  const numbers = [whole.scores[label], limit].map(unit.write);
+  words.textContent = `whole ${numbers[0]}, limit ${numbers[1]}`;
   rows.forEach(({ row, bar, mark, number }, n) => {
     row.classList.toggle("longest", n === label);
     bar.style.width = `${100 * scores[n]}%`;
@@ -42,6 +43,14 @@ function renderAnswer({ head, unit, verdict, words, rows }, scores) {
     mark.style.left = `${100 * limit}%`;
     number.textContent = unit.write(scores[n]);
   });
+}
+
+/** What a network makes of the whole object in the same noise, which is kept. */
+async function lookAtWhole(answer) {
+  const { object, seed, drawing } = page;
+  if (answer.whole?.object === object && answer.whole.seed === seed) return;
+  const pixels = drawParts(drawing, arranged("whole", object), seed);
+  answer.whole = { object, seed, scores: await lookCalmly(answer.network, pixels) };
 }
 
 let isBusy = false;
@@ -55,6 +64,7 @@ async function look() {
   while (seen !== page.pixels) {
     seen = page.pixels;
     for (const answer of page.answers) {
+      await lookAtWhole(answer);
       renderAnswer(answer, await lookCalmly(answer.network, seen));
     }
   }
@@ -103,7 +113,7 @@ function render() {
   knob.style.top = shareOf(row + size / 2 - above * size * Math.cos(turn));
   byId("turn").value = angle;
   byId("turn").setAttribute("aria-valuetext", `${angle}°`);
-  byId("turn-name").textContent = `Turn the ${names[chosen]}`;
+  byId("turn-name").textContent = `Turn ${names[chosen]}`;
   for (const button of byId("kinds").children) {
     button.setAttribute("aria-pressed", button.dataset.kind === page.kind);
   }
@@ -121,11 +131,16 @@ function change(changes) {
   render();
 }
 
-function arrange(kind) {
-  page.kind = kind;
-  page.parts = page.drawing.arrangements[kind][page.object].map(({ turns, ...part }) => {
+/** The parts of an object in an arrangement. */
+function arranged(kind, object) {
+  return page.drawing.arrangements[kind][object].map(({ turns, ...part }) => {
     return { ...part, angle: turns > 2 ? -90 : 90 * turns };
   });
+}
+
+function arrange(kind) {
+  page.kind = kind;
+  page.parts = arranged(kind, page.object);
   page.chosen = 0;
   render();
 }
@@ -211,8 +226,8 @@ function setUpInput() {
 }
 
 const UNITS = {
-  C: { title: "Capsule network", name: "length", write: (value) => value.toFixed(2) },
-  N: { title: "CNN", name: "probability", write: (value) => `${(100 * value).toFixed(1)} %` },
+  C: { title: "Capsule network", name: "lengths", write: (value) => value.toFixed(3) },
+  N: { title: "CNN", name: "probabilities", write: (value) => `${(100 * value).toFixed(2)} %` },
 };
 
 /** The answer of a network: a sentence, and a bar for each class. */
@@ -228,7 +243,7 @@ function makeAnswer(head, network) {
     return { row: make("li", {}, make("span", { class: "name" }, name), track, number), bar, mark, number };
   });
   const list = make("ul", { class: "bars" }, ...rows.map(({ row }) => row));
-  const title = make("h2", {}, unit.title);
+  const title = make("h2", {}, `${unit.title}: `, make("span", { class: "quiet" }, unit.name));
   const section = make("section", { "aria-label": unit.title, id: `answer-${head.arm}` }, title, verdict, words, list);
   byId("answers").append(section);
   return { head, network, unit, verdict, words, rows };
@@ -248,21 +263,24 @@ function makeMeasured(kinds) {
     });
     return make("tr", {}, make("th", { scope: "row" }, kind), ...cells);
   });
+  const areas = page.answers.map(({ head: { figures } }) => make("td", {}, share(figures.auroc_misplaced)));
+  const name = "area under the ROC curve, whole against the four above";
+  rows.splice(5, 0, make("tr", { class: "mean" }, make("th", { scope: "row" }, name), ...areas));
   return make("table", {}, caption, make("thead", {}, head), make("tbody", {}, ...rows));
 }
 
+/** What the networks are, and why they are no verdict. */
 function describeNetworks(heads) {
   const texts = heads.map(({ arm, parameters, row }) => {
-    return `${UNITS[arm].title}: ${row}, ${parameters.toLocaleString("en")} parameters`;
+    return `${UNITS[arm].title}: ${row}, ${parameters.toLocaleString("en")} parameters.`;
   });
   const [{ epochs, images }] = heads;
-  texts.push(`one seed of each, ${epochs} epochs of ${images.toLocaleString("en")} images: not the verdict`);
-  return `${texts.join(". ")}. Both are in this page; nothing leaves it.`;
+  return `${texts.join(" ")} Each learned ${epochs} epochs of ${images.toLocaleString("en")} images.`;
 }
 
 async function begin() {
   const { networks } = JSON.parse(byId("content").textContent);
-  byId("about").textContent = describeNetworks(networks);
+  byId("networks").textContent = describeNetworks(networks);
   page.drawing = networks[0].drawing;
   for (const [n, head] of networks.entries()) {
     const network = await openNetwork(head, byId(`packed-${n}`).textContent);
@@ -270,7 +288,10 @@ async function begin() {
   }
   setUpInput();
   byId("measured").append(makeMeasured(Object.keys(page.drawing.arrangements)));
-  arrange("whole");
+  const state = new URLSearchParams(location.hash.slice(1)); // such as #kind=swapped&object=house
+  if (page.drawing.objects.includes(state.get("object"))) page.object = state.get("object");
+  byId("object").value = page.object;
+  arrange(state.get("kind") in page.drawing.arrangements ? state.get("kind") : "whole");
   document.documentElement.dataset.ready = "true";
 }
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from claims.measures.misplaced import misplaced_figures
 from claims.protocol import load_claim
+from claims.sets.faces import CLASSES, SIDE
 from torchcaps import load
-from torchcaps.data import load_dataset
 from torchcaps.exporting.page import SMALL
 from torchcaps.models import create_model
 from torchcaps.reproduction.run import train_or_resume
@@ -107,16 +107,9 @@ def _stored(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _build(arm: str, stored: dict[str, Tensor]) -> nn.Module:
     """The network of an arm with stored weights; their names begin with the arm."""
-    claim = load_claim(CLAIM)
-    config = claim.config(arm, SEED, "full")
-    images = load_dataset(config.data.name, "test")
-    in_chans, *img_size = images.images.shape[1:]
+    settings = load_claim(CLAIM).config(arm, SEED, "full").model
     model = create_model(
-        config.model.name,
-        num_classes=len(images.classes),
-        in_chans=in_chans,
-        img_size=tuple(img_size),
-        **config.model.options,
+        settings.name, num_classes=len(CLASSES), in_chans=1, img_size=SIDE, **settings.options
     )
     weights = {}
     for name in model.state_dict():

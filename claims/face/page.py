@@ -26,7 +26,7 @@ from torchcaps.training.files import atomic
 from torchcaps.types import spec_of
 
 FRAME = Path(__file__).with_name("index.html")
-BRIGHTNESS = 0.5  # of the parts above the background, in the middle of that of the images
+BRIGHTNESS = 0.6  # of the parts above the background, that of the brighter images
 ARRANGEMENTS = ("whole", "swapped", "turned", "foreign", "moved", "upside-down", "scrambled")
 ARRANGED = 3  # seed of the arrangements that the page offers
 

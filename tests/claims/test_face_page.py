@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from claims.face.page import ARRANGEMENTS, BRIGHTNESS, describe_drawing
 from claims.measures import misplaced
 from claims.sets import faces
 from claims.sets.faces import BACKGROUND, BITMAPS, CLASSES, OBJECTS, SIDE, Part, render_faces
-from explorer.conftest import Page, browser, opened  # noqa: F401 (fixtures)
+from explorer.conftest import browser, opened  # noqa: F401 (fixtures)
 from explorer.test_browser import AXE, WINDOWS, axe_script, touch
 
 STEP = 1 / 255  # of a pixel, by which the drawing of the page may differ from Python's
@@ -70,10 +71,9 @@ def settle(page):
 
 
 def answers_of(page):
-    """The numbers of the chosen object: a length, and a probability in percent."""
-    return [
-        float(one.text.removesuffix(" %")) for one in page.select(".bars .longest .number")
-    ]
+    """The bars of the chosen object, a length and a probability, as they are drawn."""
+    widths = "return [...document.querySelectorAll('.longest .track i')].map((bar) => bar.style.width)"
+    return page.run(widths)
 
 
 def handles(page):
@@ -102,12 +102,13 @@ def test_weights_of_eight_bits_are_near_the_weights():
 
 def test_the_networks_are_those_of_the_claim_and_small(address):
     assert networks.STORED.stat().st_size < 1_000_000
-    text = open(address.removeprefix("file://")).read()
+    text = Path(address.removeprefix("file://")).read_text()
     packed = re.findall(r'<script type="text/plain" id="packed-\d">(.*?)</script>', text, re.DOTALL)
     assert len(packed) == 2
     assert sum(map(len, packed)) < 1_000_000
     assert "connect-src 'none'" in text
-    for network, images in zip(read_networks(), (render_faces("whole", 400, seed=9),) * 2):
+    images = render_faces("whole", 200, seed=9)
+    for network in read_networks():
         with torch.no_grad():
             scores = network.model(images.float_images())
         assert (scores.argmax(dim=1) == images.labels).double().mean() > 0.9
