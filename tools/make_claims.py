@@ -150,7 +150,9 @@ def section(protocol: Protocol) -> str:
     command = f"`python -m claims {protocol.name} --run`"
     if row is None:
         trainings = f"{claim['seeds']} seeds of {len(claim['arms'])} arms"
-        plan = f"**Open**, until all trainings are done: {trainings}, {claim['cost']:.1f} core-hours"
+        plan = (
+            f"**Open**, until all trainings are done: {trainings}, {claim['cost']:.1f} core-hours"
+        )
         return f"{head}\n\n{filled(f'{plan} ({command}).')}"
     arms = row["arms"]
     better, worse = (f"{arms[row[side]]['network']} ({row[side]})" for side in COLORS)

@@ -4,8 +4,9 @@
 
 writes the tables between the marks `<!-- table: NAME -->` and `<!-- end of table -->`. Those of
 docs/results.md come from accuracy.csv, those of docs/claims.md and docs/does-routing-help.md from
-claims.json and the trainings behind it (make_claims.py). A row of accuracy.csv is one training, or several (`0-2`) of which only mean and deviation were kept. `error` and
-`deviation` are percentages of the test images, `minutes` is the training of one network.
+claims.json and the trainings behind it (make_claims.py). A row of accuracy.csv is one training, or
+several (`0-2`) of which only mean and deviation were kept. `error` and `deviation` are percentages
+of the test images, `minutes` is the training of one network.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ def claims_pages() -> dict[Path, str]:
         path = ROOT / "docs" / name
         tables = make_claims.tables(name)
         text = path.read_text(encoding="utf-8")
-        pages[path] = TABLE.sub(lambda match, of=tables: "".join((*match.groups(), of[match[1]])), text)
+        pages[path] = TABLE.sub(
+            lambda match, of=tables: "".join((*match.groups(), of[match[1]])), text
+        )
     return pages
 
 

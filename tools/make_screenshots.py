@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.explorer import READY, make_page, opened  # noqa: E402
+
 from claims.face.page import write_page  # noqa: E402
 
 if TYPE_CHECKING:

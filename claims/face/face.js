@@ -269,13 +269,13 @@ function makeMeasured(kinds) {
   return make("table", {}, caption, make("thead", {}, head), make("tbody", {}, ...rows));
 }
 
-/** What the networks are, and why they are no verdict. */
+/** What the networks are, and how much they learned. */
 function describeNetworks(heads) {
-  const texts = heads.map(({ arm, parameters, row }) => {
-    return `${UNITS[arm].title}: ${row}, ${parameters.toLocaleString("en")} parameters.`;
+  const texts = heads.map(({ arm, parameters, row, epochs, images }) => {
+    const learned = `${epochs} ${epochs === 1 ? "epoch" : "epochs"} of ${images.toLocaleString("en")} images`;
+    return `${UNITS[arm].title}: ${row}, ${parameters.toLocaleString("en")} parameters, ${learned}.`;
   });
-  const [{ epochs, images }] = heads;
-  return `${texts.join(" ")} Each learned ${epochs} epochs of ${images.toLocaleString("en")} images.`;
+  return `${texts.join(" ")} The protocol of the claim has 3 epochs, 10 seeds and nine networks.`;
 }
 
 async function begin() {

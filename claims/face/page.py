@@ -64,7 +64,11 @@ def carry_network(network: FaceNetwork) -> Content:
     """
     model = network.model
     layers = describe_cnn(model) if spec_of(model).logits else describe_network(model)
-    facts: dict[str, Any] = {"parameters": parameter_count(model), "classes": CLASSES, "shape": (1, SIDE, SIDE)}
+    facts: dict[str, Any] = {
+        "parameters": parameter_count(model),
+        "classes": CLASSES,
+        "shape": (1, SIDE, SIDE),
+    }
     facts |= network.facts
     facts["limits"] = facts["figures"]["limits"]
     if spec_of(model).logits:  # limits of log-probabilities
@@ -136,6 +140,4 @@ def describe_drawing() -> dict[str, Any]:
 
 def _as_integers(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parts ready for JSON, which knows no integers of NumPy."""
-    return [
-        part | {name: int(part[name]) for name in ("row", "column", "turns")} for part in parts
-    ]
+    return [part | {name: int(part[name]) for name in ("row", "column", "turns")} for part in parts]

@@ -13,7 +13,7 @@ from scipy.ndimage import rotate
 from claims.face import networks
 from claims.face.__main__ import main
 from claims.face.networks import quantize, read_networks
-from claims.face.page import ARRANGEMENTS, BRIGHTNESS, describe_drawing
+from claims.face.page import ARRANGEMENTS, BRIGHTNESS, carry_network, describe_drawing
 from claims.measures import misplaced
 from claims.sets import faces
 from claims.sets.faces import BACKGROUND, BITMAPS, CLASSES, OBJECTS, SIDE, Part, render_faces
@@ -72,7 +72,9 @@ def settle(page):
 
 def answers_of(page):
     """The bars of the chosen object, a length and a probability, as they are drawn."""
-    widths = "return [...document.querySelectorAll('.longest .track i')].map((bar) => bar.style.width)"
+    widths = (
+        "return [...document.querySelectorAll('.longest .track i')].map((bar) => bar.style.width)"
+    )
     return page.run(widths)
 
 
@@ -112,6 +114,16 @@ def test_the_networks_are_those_of_the_claim_and_small(address):
         with torch.no_grad():
             scores = network.model(images.float_images())
         assert (scores.argmax(dim=1) == images.labels).double().mean() > 0.9
+
+
+def test_limits_of_the_page_leave_95_percent_of_whole_objects():
+    images = render_faces("whole", 400, seed=9)
+    for network in read_networks():
+        limits = torch.tensor(carry_network(network).head["limits"])[images.labels]
+        with torch.no_grad():
+            scores = network.model(images.float_images())
+        scores = scores.gather(1, images.labels.unsqueeze(1)).squeeze(1)
+        assert (scores > limits).double().mean() == pytest.approx(0.95, abs=0.04)
 
 
 @pytest.mark.slow
