@@ -15,7 +15,7 @@ import csv
 import re
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,12 +133,19 @@ def markdown(table: str, figures: dict[tuple[str, str], Figure]) -> str:
     return as_table(SEED_HEADINGS, seed_rows(figures))
 
 
+def fill_tables(text: str, tables: Mapping[str, str]) -> str:
+    """A page with these tables between its marks.
+
+    Args:
+        text: of the page.
+        tables: by their names.
+    """
+    return TABLE.sub(lambda match: "".join((*match.groups(), tables[match[1]])), text)
+
+
 def page(text: str) -> str:
     """The page with every table as the file of figures has it."""
-    tables = load()
-    return TABLE.sub(
-        lambda match: "".join((*match.groups(), markdown(match[1], tables[match[1]]))), text
-    )
+    return fill_tables(text, {name: markdown(name, figures) for name, figures in load().items()})
 
 
 def claims_pages() -> dict[Path, str]:
@@ -146,11 +153,7 @@ def claims_pages() -> dict[Path, str]:
     pages = {}
     for name in (make_claims.PAGE, make_claims.ROUTING_PAGE):
         path = ROOT / "docs" / name
-        tables = make_claims.tables(name)
-        text = path.read_text(encoding="utf-8")
-        pages[path] = TABLE.sub(
-            lambda match, of=tables: "".join((*match.groups(), of[match[1]])), text
-        )
+        pages[path] = fill_tables(path.read_text(encoding="utf-8"), make_claims.tables(name))
     return pages
 
 

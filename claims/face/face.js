@@ -190,6 +190,7 @@ function makeHandle(n) {
     if (!changes) return;
     event.preventDefault();
     change(changes(page.parts[n]));
+    byId("place").textContent = handle.getAttribute("aria-label");
   });
   return handle;
 }

@@ -209,6 +209,8 @@ def test_keys_move_and_turn_a_part(page):
     assert place_of(eye) == (2, 8, 0)
     eye.send_keys(Keys.ARROW_DOWN * 3 + Keys.ARROW_RIGHT + "++")
     assert place_of(eye) == (5, 9, 30)
+    said = page.run("return document.getElementById('place').textContent")
+    assert said == "eye 1, row 5, column 9, turned 30°"
     eye.send_keys(Keys.ARROW_UP * 20 + "---")
     assert place_of(eye) == (0, 9, -15)
     assert page.find("turn").get_attribute("value") == "-15"
