@@ -32,7 +32,7 @@ STATES = {
     "transform": "tab=transform",
     "compare": "tab=compare&example=1",
 }
-FACE = "kind=moved"
+FACE = "kind=swapped"
 WINDOWS = ((1440, 900), (1024, 768), (390, 844))
 SECONDS = 2.0  # until every answer is drawn, on a slow machine
 

@@ -81,10 +81,31 @@ function nameParts() {
   });
 }
 
+/** Puts the round handle above a part, or below it where it would be outside of the picture. */
+function placeKnob({ row, column, angle }) {
+  const { side, part } = page.drawing;
+  const turn = (angle * Math.PI) / 180;
+  const placeAt = (sign) => {
+    const x = column + part / 2 - sign * part * Math.sin(turn);
+    const y = row + part / 2 - sign * part * Math.cos(turn);
+    return { sign, x, y, room: Math.min(x, y, side - x, side - y) };
+  };
+  const above = placeAt(1);
+  const below = placeAt(-1);
+  const { sign, x, y } = above.room >= Math.min(2, below.room) ? above : below;
+  const knob = byId("knob");
+  knob.dataset.above = sign;
+  knob.style.left = shareOf(x);
+  knob.style.top = shareOf(y);
+}
+
+/** Pixels of the picture as a share of its side. */
+const shareOf = (pixels) => `${(100 * pixels) / page.drawing.side}%`;
+
 /** Draws the picture and its handles, and asks the networks. */
 function render() {
   const { drawing, parts, chosen } = page;
-  const { side, part: size } = drawing;
+  const { side } = drawing;
   page.pixels = drawParts(drawing, parts, page.seed);
   const canvas = byId("paper");
   canvas.width = side;
@@ -94,7 +115,6 @@ function render() {
   page.pixels.forEach((value, n) => picture.data.set([255 * value, 255 * value, 255 * value, 255], 4 * n));
   context.putImageData(picture, 0, 0);
 
-  const shareOf = (pixels) => `${(100 * pixels) / side}%`;
   const names = nameParts();
   [...byId("parts").children].forEach((handle, n) => {
     const { row, column, angle } = parts[n];
@@ -104,13 +124,8 @@ function render() {
     handle.setAttribute("aria-pressed", n === chosen);
     handle.setAttribute("aria-label", `${names[n]}, row ${row}, column ${column}, turned ${angle}°`);
   });
-  const { row, column, angle } = parts[chosen];
-  const above = row >= size ? 1 : -1; // the handle stays in the picture
-  const turn = (angle * Math.PI) / 180;
-  const knob = byId("knob");
-  knob.dataset.above = above;
-  knob.style.left = shareOf(column + size / 2 - above * size * Math.sin(turn));
-  knob.style.top = shareOf(row + size / 2 - above * size * Math.cos(turn));
+  placeKnob(parts[chosen]);
+  const { angle } = parts[chosen];
   byId("turn").value = angle;
   byId("turn").setAttribute("aria-valuetext", `${angle}°`);
   byId("turn-name").textContent = `Turn ${names[chosen]}`;
