@@ -269,7 +269,8 @@ const share = (part) => `${Math.round(100 * part)} %`;
 
 /** What was measured of the stored networks on images that they were not trained on. */
 function makeMeasured(kinds) {
-  const caption = make("caption", {}, "Still accepted, of 2,000 held-out images a kind");
+  const counts = page.answers.map(({ head: { measured } }) => measured.toLocaleString("en"));
+  const caption = make("caption", {}, `Still accepted, of ${counts.join(" and ")} held-out images a kind`);
   const head = make("tr", {}, make("th", { scope: "col" }, "parts"));
   head.append(...page.answers.map(({ unit }) => make("th", { scope: "col" }, unit.title)));
   const rows = kinds.map((kind) => {
@@ -287,9 +288,11 @@ function makeMeasured(kinds) {
 
 /** What the networks are, and how much they learned. */
 function describeNetworks(heads) {
-  const texts = heads.map(({ arm, parameters, row, epochs, images }) => {
+  const texts = heads.map(({ arm, parameters, row, epochs, images, accuracy }) => {
     const learned = `${epochs} ${epochs === 1 ? "epoch" : "epochs"} of ${images.toLocaleString("en")} images`;
-    return `${UNITS[arm].title}: ${row}, ${parameters.toLocaleString("en")} parameters, ${learned}.`;
+    const size = `${parameters.toLocaleString("en")} parameters`;
+    const right = `${(100 * accuracy).toFixed(1)} % of held-out whole objects right`;
+    return `${UNITS[arm].title}: ${row}, ${size}, ${learned}, ${right}.`;
   });
   return `${texts.join(" ")} The protocol of the claim has 3 epochs, 10 seeds and nine networks.`;
 }

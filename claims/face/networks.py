@@ -23,6 +23,7 @@ from torchcaps.training.files import atomic
 
 CLAIM = "misplaced-face"
 EPOCHS = {"C": 3, "N": 1}  # of arms of the claim; the protocol has 3, and a step of the CNN is slow
+NUM_IMAGES = {"C": 2000, "N": 500}  # of each kind that the figures are measured on
 SEED = 0
 STORED = Path(__file__).with_name("networks.safetensors")
 SCALE = " scale"  # ends the name of the scales of a tensor
@@ -35,7 +36,8 @@ class FaceNetwork(NamedTuple):
     Attributes:
         model: with the weights that are stored, in eval mode.
         facts: ready for JSON: `arm`, its `row` of the recipe, `epochs` and `images` of each,
-            `seconds` of the training, and `figures`, see `misplaced_figures`.
+            `accuracy` on held-out whole objects, `seconds` of the training, and `figures` of
+            so many `measured` images a kind, see `misplaced_figures`.
     """
 
     model: nn.Module
@@ -82,11 +84,13 @@ def train_networks(work: Path, log: Callable[[str], object] = print) -> None:
             "row": claim.arms[arm],
             "epochs": epochs,
             "images": run.epochs[-1]["images"],
+            "accuracy": run.epochs[-1]["val_accuracy"],
             "seconds": round(run.seconds or 0.0),
+            "measured": NUM_IMAGES[arm],
         }
         weights = load(run.path).state_dict()
         stored = {f"{arm} {name}": tensor for name, tensor in _stored(weights).items()}
-        figures = misplaced_figures(_build(arm, stored))
+        figures = misplaced_figures(_build(arm, stored), NUM_IMAGES[arm])
         log(f"{arm}: {facts['seconds']} s, auroc_misplaced {figures['auroc_misplaced']:.3f}")
         tensors |= stored
         all_facts.append(facts | {"figures": figures})
