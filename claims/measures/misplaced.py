@@ -38,13 +38,14 @@ def misplaced_parts(run: EvaluatedRun) -> Figures:
     return misplaced_figures(run.model)
 
 
-def misplaced_figures(model: nn.Module) -> Figures:
+def misplaced_figures(model: nn.Module, count: int = NUM_IMAGES) -> Figures:
     """Scores of whole objects against those of objects with misplaced parts.
 
     The score of an image is that of the object whose parts it shows.
 
     Args:
         model: with the four objects as its first classes.
+        count: of images of each kind, a multiple of 4.
 
     Returns:
         "auroc_KIND": area under the ROC curve, whole against each kind, a mean over objects;
@@ -54,14 +55,14 @@ def misplaced_figures(model: nn.Module) -> Figures:
         "accepted_95_by_distance": of moved parts, by distance; "coupling_entropy" of the last
         routed layer, 1 where couplings are equal.
     """
-    whole = render_faces("whole", NUM_IMAGES, seed=SEED)
+    whole = render_faces("whole", count, seed=SEED)
     whole_scores = _object_scores(class_scores(model, whole.float_images()), whole)
     half = math.log(0.5) if spec_of(model).logits else 0.5
     limits = [float(scores.quantile(1 - RECALL)) for scores in whole_scores]
     accepted_whole = float((torch.cat(whole_scores) > half).double().mean())
     figures: Figures = {"accepted_whole": accepted_whole, "limits": limits}
     for kind in KINDS:
-        images = render_faces(kind, NUM_IMAGES, seed=SEED)
+        images = render_faces(kind, count, seed=SEED)
         scores = _object_scores(class_scores(model, images.float_images()), images)
         figures[f"auroc_{kind}"] = mean_auroc(whole_scores, scores)
         figures[f"accepted_{kind}"] = float((torch.cat(scores) > half).double().mean())

@@ -113,7 +113,8 @@ def test_the_networks_are_those_of_the_claim_and_small(address):
     for network in read_networks():
         with torch.no_grad():
             scores = network.model(images.float_images())
-        assert (scores.argmax(dim=1) == images.labels).double().mean() > 0.9
+        accuracy = float((scores.argmax(dim=1) == images.labels).double().mean())
+        assert accuracy == pytest.approx(network.facts["accuracy"], abs=0.06)
 
 
 def test_limits_of_the_page_leave_95_percent_of_whole_objects():
@@ -129,7 +130,7 @@ def test_limits_of_the_page_leave_95_percent_of_whole_objects():
 @pytest.mark.slow
 def test_figures_of_the_page_are_those_of_its_networks():
     for network in read_networks():
-        figures = misplaced.misplaced_figures(network.model)
+        figures = misplaced.misplaced_figures(network.model, network.facts["measured"])
         for name in ("auroc_misplaced", *(f"accepted_95_{kind}" for kind in ARRANGEMENTS[1:])):
             assert figures[name] == pytest.approx(network.facts["figures"][name], abs=2e-3)
         assert figures["limits"] == pytest.approx(network.facts["figures"]["limits"], abs=1e-3)
