@@ -143,7 +143,7 @@ site: $(INSTALLED) build/site/index.html
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -b html -d build/doctrees docs build/site/docs
 
 # Its first page, which explains a network while you draw.
-build/site/index.html: tools/make_site.py $(wildcard src/torchcaps/explorer/static/* src/torchcaps/exporting/*.py src/torchcaps/models/weights/capsnet_small.*) | $(INSTALLED)
+build/site/index.html: tools/make_site.py $(wildcard claims/face/* src/torchcaps/explorer/static/* src/torchcaps/exporting/*.py src/torchcaps/models/weights/capsnet_small.*) | $(INSTALLED)
 	$(BIN)/python tools/make_site.py $@
 
 # The tested versions, the lowest ones, and the licenses: constraints*.txt and docs/dependencies.md.

@@ -1,34 +1,33 @@
-"""The main tables of docs/results.md and the verdicts of docs/claims.md, from benchmarks/results.
+"""The main tables of docs/results.md, and the verdicts and pictures of claims.
 
     python tools/make_results.py
 
 writes the tables between the marks `<!-- table: NAME -->` and `<!-- end of table -->`. Those of
-docs/results.md come from accuracy.csv, that of docs/claims.md from claims.json. A row of
-accuracy.csv is one training, or several (`0-2`) of which only mean and deviation were kept. `error` and
-`deviation` are percentages of the test images, `minutes` is the training of one network.
+docs/results.md come from accuracy.csv, those of docs/claims.md and docs/does-routing-help.md from
+claims.json and the trainings behind it (make_claims.py). A row of accuracy.csv is one training, or
+several (`0-2`) of which only mean and deviation were kept. `error` and `deviation` are percentages
+of the test images, `minutes` is the training of one network.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import re
 import statistics
 import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import make_claims
+from make_claims import as_table
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "benchmarks" / "results" / "accuracy.csv"
 PAGE = ROOT / "docs" / "results.md"
-CLAIMS = FIGURES.with_name("claims.json")
-CLAIMS_PAGE = ROOT / "docs" / "claims.md"
 TABLE = re.compile(
     r"(?<=<!-- table: )([\w-]+)( -->\n\n).*?(?=\n\n<!-- end of table -->)", re.DOTALL
 )
-WIDTH = 100
 FIELD = "field-"  # the tables of all systems, with their routing and without it
 FIELD_HEADINGS = (
     "system",
@@ -41,7 +40,6 @@ FIELD_HEADINGS = (
     "images/s",
     "training",
 )
-CLAIM_HEADINGS = ("claim", "verdict", "effect, 95 % interval", "published", "seeds", "hours")
 SEED_HEADINGS = ("model", "parameters", "epochs", "seeds", "test accuracy", "training", "command")
 
 
@@ -135,67 +133,48 @@ def markdown(table: str, figures: dict[tuple[str, str], Figure]) -> str:
     return as_table(SEED_HEADINGS, seed_rows(figures))
 
 
-def as_table(headings: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
-    """Cells as a table of Markdown."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
-    lines.insert(1, "|---" * len(headings) + "|")
-    return "\n".join(lines)
+def fill_tables(text: str, tables: Mapping[str, str]) -> str:
+    """A page with these tables between its marks.
 
-
-def claim_rows(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """One row for each complete claim, in points where the effect is a share."""
-    for row in rows:
-        low, high = (100 * bound for bound in row["interval"])
-        verdict = row["verdict"]
-        if row["further_seeds"]:
-            verdict += ", seeds {} to {} would decide".format(*row["further_seeds"])
-        yield (
-            f"[{row['claim']}](#{row['protocol']})",
-            f"**{verdict}**",
-            f"{100 * row['effect']:+.2f} ({low:+.2f} to {high:+.2f}) points",
-            f"{100 * row['published_effect']:+.2f}",
-            str(row["seeds"]),
-            f"{row['cost']:.1f}",
-        )
-
-
-def claims_page(text: str) -> str:
-    """The page with its table as claims.json has it, and the claims that wait for trainings."""
-    document = json.loads(CLAIMS.read_text(encoding="utf-8"))
-    table = as_table(CLAIM_HEADINGS, claim_rows(document["claims"]))
-    if document["open"]:
-        links = ", ".join(f"[{name}](#{name})" for name in document["open"])
-        waiting = f"Without all of their trainings, and so without a verdict: {links}."
-        table += "\n\n" + textwrap.fill(waiting, WIDTH, break_on_hyphens=False)
-    return TABLE.sub(lambda match: "".join((*match.groups(), table)), text)
+    Args:
+        text: of the page.
+        tables: by their names.
+    """
+    return TABLE.sub(lambda match: "".join((*match.groups(), tables[match[1]])), text)
 
 
 def page(text: str) -> str:
     """The page with every table as the file of figures has it."""
-    tables = load()
-    return TABLE.sub(
-        lambda match: "".join((*match.groups(), markdown(match[1], tables[match[1]]))), text
-    )
+    return fill_tables(text, {name: markdown(name, figures) for name, figures in load().items()})
+
+
+def claims_pages() -> dict[Path, str]:
+    """The pages on claims as claims.json has them, by their files."""
+    pages = {}
+    for name in (make_claims.PAGE, make_claims.ROUTING_PAGE):
+        path = ROOT / "docs" / name
+        pages[path] = fill_tables(path.read_text(encoding="utf-8"), make_claims.tables(name))
+    return pages
 
 
 def gaps() -> list[str]:
-    """What is wrong with the tables of the page."""
+    """What is wrong with the tables of the pages."""
     text = PAGE.read_text(encoding="utf-8")
     faults = []
-    if page(text) != text:
-        faults.append("docs/results.md is old: run python tools/make_results.py")
-    text_of_claims = CLAIMS_PAGE.read_text(encoding="utf-8")
-    if claims_page(text_of_claims) != text_of_claims:
-        faults.append("docs/claims.md is old: run python tools/make_results.py")
+    for path, new in ((PAGE, page(text)), *claims_pages().items()):
+        if new != path.read_text(encoding="utf-8"):
+            faults.append(f"docs/{path.name} is old: run python tools/make_results.py")
+    faults += make_claims.gaps((ROOT / "docs" / make_claims.PAGE).read_text(encoding="utf-8"))
     for name in sorted(set(load()) ^ {match[1] for match in TABLE.finditer(text)}):
         faults.append(f"the table {name} is in accuracy.csv or in docs/results.md, not in both")
     return faults
 
 
 def main() -> int:
-    """Write the tables."""
-    text = CLAIMS_PAGE.read_text(encoding="utf-8")
-    CLAIMS_PAGE.write_text(claims_page(text), encoding="utf-8")
+    """Write the tables and the pictures."""
+    for path, text in claims_pages().items():
+        path.write_text(text, encoding="utf-8")
+    make_claims.write_pictures()
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 

@@ -1,6 +1,6 @@
-"""Pictures of the page of `torchcaps explore`.
+"""Pictures of the page of `torchcaps explore`, and of the page of the misplaced face.
 
-python tools/make_screenshots.py               docs/images/explorer.png: the network of the package
+python tools/make_screenshots.py               docs/images/explorer.png and face.png
 python tools/make_screenshots.py --all FOLDER  every view in three windows, light and dark
 """
 
@@ -19,10 +19,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.explorer import READY, make_page, opened  # noqa: E402
 
+from claims.face.page import write_page  # noqa: E402
+
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-PICTURE = ROOT / "docs" / "images" / "explorer.png"
+IMAGES = ROOT / "docs" / "images"
 STATES = {
     "votes": "example=1",
     "child": "story=2",
@@ -30,6 +32,7 @@ STATES = {
     "transform": "tab=transform",
     "compare": "tab=compare&example=1",
 }
+FACE = "kind=swapped"
 WINDOWS = ((1440, 900), (1024, 768), (390, 844))
 SECONDS = 2.0  # until every answer is drawn, on a slow machine
 
@@ -69,14 +72,19 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         address = make_page(options.run, Path(folder))
+        face = Path(folder) / "face.html"
+        write_page(face)
         with opened(address) as browser:
             if options.all is None:
                 show(browser, address, STATES["votes"])
-                capture(browser, PICTURE, WINDOWS[1])
+                capture(browser, IMAGES / "explorer.png", WINDOWS[1])
+                show(browser, face.as_uri(), FACE)
+                capture(browser, IMAGES / "face.png", WINDOWS[1])
                 return 0
             options.all.mkdir(parents=True, exist_ok=True)
-            for view, state in STATES.items():
-                show(browser, address, state)
+            views = {view: (address, state) for view, state in STATES.items()}
+            for view, (page, state) in (views | {"face": (face.as_uri(), FACE)}).items():
+                show(browser, page, state)
                 for size in WINDOWS:
                     for dark in (False, True):
                         name = f"{view}-{size[0]}-{'dark' if dark else 'light'}.png"

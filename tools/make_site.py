@@ -2,7 +2,8 @@
 
     python tools/make_site.py build/site/index.html
 
-writes the landing page: the page that explains, with a network in it. docs/conf.py asks the other
+writes the landing page: the page that explains, with a network in it; and beside it face.html, the
+page of the misplaced face. docs/conf.py asks the other
 functions for the heads of the systems' pages, the contents and the reference. Sphinx is not needed
 here.
 """
@@ -27,6 +28,7 @@ LANDING_LINKS = {
     "docs/index.html": "Documentation",
     "docs/tutorials/first-network.html": "A first network",
     "docs/results.html": "Results",
+    "face.html": "The misplaced face",
 }
 
 # Pages of systems, and the files of torchcaps.models that they are about.
@@ -239,7 +241,10 @@ def system_gaps(documents: Path) -> Iterator[str]:
 
 
 def main(path: Path) -> int:
-    """Write the landing page."""
+    """Write the landing page, and that of the misplaced face."""
+    sys.path.insert(0, str(ROOT))
+    from claims.face.page import write_page
+
     path.parent.mkdir(parents=True, exist_ok=True)
     tc.export(tc.models.weights_file(LANDING_MODEL), path, format="page")
     links = " · ".join(f'<a href="{page}">{title}</a>' for page, title in LANDING_LINKS.items())
@@ -247,6 +252,7 @@ def main(path: Path) -> int:
     html = path.read_text(encoding="utf-8")
     assert mark in html
     path.write_text(html.replace(mark, f"{mark}\n  <nav>{links}</nav>"), encoding="utf-8")
+    write_page(path.with_name("face.html"))
     print(path)
     return 0
 

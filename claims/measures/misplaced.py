@@ -32,27 +32,41 @@ RECALL = 0.95
 def misplaced_parts(run: EvaluatedRun) -> Figures:
     """Scores of whole objects against those of objects with misplaced parts.
 
+    Returns:
+        See `misplaced_figures`.
+    """
+    return misplaced_figures(run.model)
+
+
+def misplaced_figures(model: nn.Module, count: int = NUM_IMAGES) -> Figures:
+    """Scores of whole objects against those of objects with misplaced parts.
+
     The score of an image is that of the object whose parts it shows.
+
+    Args:
+        model: with the four objects as its first classes.
+        count: of images of each kind, a multiple of 4.
 
     Returns:
         "auroc_KIND": area under the ROC curve, whole against each kind, a mean over objects;
         "auroc_misplaced": mean over swapped, turned, foreign and moved parts; "accepted_KIND":
-        share of images whose probability is above one half; "accepted_95_KIND": the same with the
-        threshold that accepts 95 % of whole objects; "accepted_95_by_distance": of moved parts, by
-        distance; "coupling_entropy" of the last routed layer, 1 where couplings are equal.
+        share of images whose probability is above one half; "limits": of each object, the score
+        above which 95 % of whole ones are; "accepted_95_KIND": share of images above it;
+        "accepted_95_by_distance": of moved parts, by distance; "coupling_entropy" of the last
+        routed layer, 1 where couplings are equal.
     """
-    model = run.model
-    whole = render_faces("whole", NUM_IMAGES, seed=SEED)
+    whole = render_faces("whole", count, seed=SEED)
     whole_scores = _object_scores(class_scores(model, whole.float_images()), whole)
     half = math.log(0.5) if spec_of(model).logits else 0.5
-    thresholds = [scores.quantile(1 - RECALL) for scores in whole_scores]
-    figures: Figures = {"accepted_whole": float((torch.cat(whole_scores) > half).double().mean())}
+    limits = [float(scores.quantile(1 - RECALL)) for scores in whole_scores]
+    accepted_whole = float((torch.cat(whole_scores) > half).double().mean())
+    figures: Figures = {"accepted_whole": accepted_whole, "limits": limits}
     for kind in KINDS:
-        images = render_faces(kind, NUM_IMAGES, seed=SEED)
+        images = render_faces(kind, count, seed=SEED)
         scores = _object_scores(class_scores(model, images.float_images()), images)
         figures[f"auroc_{kind}"] = mean_auroc(whole_scores, scores)
         figures[f"accepted_{kind}"] = float((torch.cat(scores) > half).double().mean())
-        is_accepted = [part > limit for part, limit in zip(scores, thresholds, strict=True)]
+        is_accepted = [part > limit for part, limit in zip(scores, limits, strict=True)]
         figures[f"accepted_95_{kind}"] = float(torch.cat(is_accepted).double().mean())
         if kind == "moved":
             figures["accepted_95_by_distance"] = _by_distance(torch.cat(is_accepted), images)

@@ -31,6 +31,14 @@ axe.run(document).then((found) => done(found.violations.map((one) => [one.id, on
 """
 
 
+def axe_script():
+    """The code of axe-core, which finds what people cannot use."""
+    axe = find_spec("axe_playwright_python")  # it brings axe-core; it is not imported
+    if axe is None:
+        pytest.skip("needs axe-core, as `make browser` installs it")
+    return Path(axe.origin).with_name("axe.min.js").read_text()
+
+
 @pytest.fixture(scope="module")
 def digits():
     return load_dataset("digits", "test")
@@ -293,10 +301,7 @@ def test_the_story_has_seven_short_steps(opened, address):
 @pytest.mark.parametrize(("width", "height"), WINDOWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_one_screen_without_violations(opened, address, width, height, scheme):
-    axe = find_spec("axe_playwright_python")  # it brings axe-core; it is not imported
-    if axe is None:
-        pytest.skip("needs axe-core, as `make browser` installs it")
-    script = Path(axe.origin).with_name("axe.min.js").read_text()
+    script = axe_script()
     page = opened(address)
     browser = page.browser
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}

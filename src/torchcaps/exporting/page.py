@@ -198,12 +198,16 @@ def carry(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any])
     return content
 
 
-def assemble(contents: Sequence[Content], source: str = "local") -> str:
+def assemble(
+    contents: Sequence[Content], source: str = "local", frame: Path = STATIC / "index.html"
+) -> str:
     """The page.
 
     Args:
         contents: its networks.
         source: "local" where the page runs them, "server" where it asks a server.
+        frame: HTML with the places of all of it; scripts and styles are beside it, or are those of
+            the explorer.
 
     Returns:
         HTML, with everything in it.
@@ -216,14 +220,15 @@ def assemble(contents: Sequence[Content], source: str = "local") -> str:
         packed.append(f'<script type="text/plain" id="packed-{number}">{text}</script>')
     about = {"version": torchcaps.__version__, "source": source, "networks": networks}
     text = json.dumps(about, allow_nan=False).replace("<", "\\u003c")
-    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    html = frame.read_text(encoding="utf-8")
     hashes = {"script": "", "style": ""}
 
     def inline(match: re.Match[str]) -> str:
         if match[1].startswith("source-") and match[1] != f"source-{source}.js":
             return ""
         tag = "style" if match[1].endswith(".css") else "script"
-        code = (STATIC / match[1]).read_text(encoding="utf-8")
+        file = frame.with_name(match[1])
+        code = (file if file.exists() else STATIC / match[1]).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         hashes[tag] += f" 'sha256-{digest}'"
         return f"<{tag}>{code}</{tag}>"
