@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,6 +15,11 @@ from torch.utils._pytree import register_pytree_node
 
 from torchcaps.errors import ArgumentError
 from torchcaps.transfer import evaluating
+
+Json = dict[str, Any]  # values by name, most of them ready for JSON
+Names = tuple[str, ...]  # also of classes, in the order of the labels
+StrPath = str | Path
+Tensors = dict[str, Tensor]  # by name
 
 # Modules of torch that pass images and outputs on as they are.
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from torchcaps.data.classes import Names
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
+from torchcaps.types import Json, Names
 
 SPLITS = ("train", "test")
 # Of a reader that also knows the official validation split of what it reads.
@@ -76,14 +76,14 @@ class DatasetInfo:
 
 
 @cache
-def _published() -> dict[str, dict[str, Any]]:
+def _published() -> dict[str, Json]:
     text = Path(__file__).with_name("sets").joinpath("published.toml").read_text("utf-8")
     return tomllib.loads(text)
 
 
-def set_facts(name: str) -> dict[str, Any]:
+def set_facts(name: str) -> Json:
     """The facts about a set in `sets/published.toml`, as fields of `DatasetInfo`."""
-    facts: dict[str, Any] = {"name": name}
+    facts: Json = {"name": name}
     for key, fact in _published()[name].items():
         if isinstance(fact, dict):
             fact = {file: digest or None for file, digest in fact.items()}

@@ -14,6 +14,7 @@ from torchcaps.data.points import select_points
 from torchcaps.data.reading import open_arrays
 from torchcaps.data.targets import Targets, read_targets
 from torchcaps.errors import ArgumentError, DataError, MissingSplitError
+from torchcaps.types import Names, StrPath
 
 # Names of images and labels, of one split or of a file without splits.
 ARRAY_NAMES = (
@@ -28,7 +29,7 @@ ARRAY_NAMES = (
 )
 
 
-def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
+def read_arrays(path: StrPath, request: ReadRequest) -> Dataset:
     """Read images and labels from `.npz`, or from `NAME.npy` with its labels in `NAME_labels.npy`.
 
     An `.npz` holds `images` and `labels` (or `x` and `y`), or the same for each split: `x_train`,
@@ -101,7 +102,7 @@ def _read_labels(
     path: Path, key: str, labels: np.ndarray, training_labels: np.ndarray, names: np.ndarray | None
 ) -> Targets:
     """Labels of a split in the form of those of the training split, and with its classes."""
-    classes: tuple[str, ...] = ()
+    classes: Names = ()
     if names is not None:
         classes = tuple(map(str, names.flat))
     is_numbered = names is not None and labels.dtype.kind != "U"

@@ -17,9 +17,9 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
+from torchcaps.types import Names
 
 Labels = Int64[Tensor, " n"]  # class indices
-Names = tuple[str, ...]  # of classes, in the order of the labels
 
 TEST_FRACTION = 0.2  # of the images of a folder without splits
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class

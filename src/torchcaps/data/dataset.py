@@ -25,6 +25,7 @@ from torchcaps.data.classes import (
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
+from torchcaps.types import Tensors
 
 MAX_CLASSES = 10_000
 
@@ -39,7 +40,7 @@ class Batch(NamedTuple):
     """
 
     inputs: Float[Tensor, "batch channels *space"]
-    targets: dict[str, Tensor]
+    targets: Tensors
     indices: Int64[Tensor, " batch"]
 
     def to(self, device: torch.device | str) -> Batch:
@@ -121,7 +122,7 @@ class Maker:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
+class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
     """Items with what is known of each of them, whole in memory.
 
     Attributes:
@@ -162,7 +163,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensors]:
         """A float input and its targets by name."""
         rows = {name: target[index] for name, target in self.targets.items()}
         return self.float_images([index])[0], rows
@@ -393,13 +394,13 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 
-def select_targets(images: Dataset, names: Iterable[str]) -> dict[str, Tensor]:
+def select_targets(images: Dataset, names: Iterable[str]) -> Tensors:
     """The targets of these names, and the sizes of the items where they have several."""
     sizes = ("size",) if "size" in images.targets else ()
     return {name: images.targets[name] for name in (*names, *sizes)}
 
 
-def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> Tensors:
     """Rows of every target, on the target's device."""
     return {name: target[index.to(target.device)] for name, target in targets.items()}
 

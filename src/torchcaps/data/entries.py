@@ -21,6 +21,7 @@ from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.reading import FLOOR, RATIO
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
+from torchcaps.types import Names, Tensors
 
 NAMED_DAMAGED = 20  # damaged files that an error or a note names
 GROUP = "object"  # the target of groups that have no name of their own
@@ -47,7 +48,7 @@ class Entry(NamedTuple):
     """
 
     file: str
-    labels: tuple[str, ...]
+    labels: Names
     split: str | None = None
     group: str | None = None
 
@@ -144,7 +145,7 @@ def read_entries(
     notes: Sequence[str] = (),
     *,
     can_stay: bool = True,
-    classes: tuple[str, ...] | None = None,
+    classes: Names | None = None,
     targets: Mapping[str, Tensor] | None = None,
 ) -> Dataset:
     """Read the images of one split.
@@ -217,7 +218,7 @@ def read_entries(
     )
 
 
-def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
+def _training_classes(name: str, entries: Iterable[Entry]) -> Names:
     """The classes of the training images, in natural order. Raises DataError for fewer than two."""
     labels: set[str] = set()
     for entry in entries:
@@ -232,7 +233,7 @@ def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensors]:
     """The first class of each entry `[n]`; and the target "label", or "labels" of several."""
     if not any(entry.labels for entry in entries):  # of values
         return torch.zeros(len(entries), dtype=torch.int64), {}
@@ -353,7 +354,7 @@ def find_damaged(
 
 def damage_notes(
     name: str, problems: Mapping[str, str], num_images: int, skip_damaged: bool
-) -> tuple[str, ...]:
+) -> Names:
     """A sentence on files that cannot be read; none where there are none.
 
     Args:

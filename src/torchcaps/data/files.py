@@ -26,6 +26,7 @@ from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import ImageSource, check_size, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
 from torchcaps.errors import DataError, check_range
+from torchcaps.types import Tensors
 
 MAX_WORKERS = 8  # that a machine of many cores gets by default
 SAMPLED_FILES = 256  # whose contents are in a fingerprint
@@ -170,7 +171,7 @@ class DiskDataset(Dataset):
             yield Batch(to_float(pixels), select_rows(targets, indices), indices)
 
 
-def identities(images: Dataset) -> dict[str, Tensor]:
+def identities(images: Dataset) -> Tensors:
     """The tensors with an entry for each image, by name, on the CPU; of files their digest."""
     inputs: Any = images.inputs
     content = inputs.fingerprint() if isinstance(inputs, EncodedImages) else inputs.cpu()

@@ -37,6 +37,7 @@ from torchcaps.data.images import (
 )
 from torchcaps.data.reading import Unpacked, open_file, read_errors
 from torchcaps.errors import DataError, counted
+from torchcaps.types import Names, StrPath
 from torchcaps.words import join_names
 
 LOCATION = re.compile(r"(.*?\.(?:tar(?:\.\w+)?|tgz)):.*@(\d+)\+(\d+)", re.DOTALL | re.IGNORECASE)
@@ -45,7 +46,7 @@ LABEL_KEYS = ("label", "cls", "class")  # of a .json file
 MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
 NAMED_FILES = 3  # that a note names of each reason
 
-Parts = tuple[str, ...]
+Parts = Names
 """A path below the folder that is read, as the names of its folders and its own."""
 
 
@@ -127,7 +128,7 @@ class Scan:
         return [f"{name}: left out {', '.join(parts)}"] if parts else []
 
 
-def read_folder(path: str | Path, request: ReadRequest) -> Dataset:
+def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, in a folder or tar archive.
 
     The folder or archive names the set. A folder that holds images is a class, with all images
@@ -310,7 +311,7 @@ class Member(NamedTuple):
         is_packed: whether the archive is compressed, so that there is no going back to it.
     """
 
-    parts: tuple[str, ...]
+    parts: Names
     location: str
     file: IO[bytes] | None
     is_packed: bool

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DamagedImageError, DataError, check_regular
+from torchcaps.types import StrPath
 from torchcaps.words import join_names
 
 # The only formats that are opened, whatever a file is called: others run programs (EPS) or are
@@ -43,7 +44,7 @@ SIGNATURE_BYTES = 16
 ORIENTATION = 0x0112  # EXIF tag; 5 to 8 exchange height and width
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
-ImageSource = str | Path | bytes | Image.Image
+ImageSource = StrPath | bytes | Image.Image
 
 
 def decode_image(
@@ -114,7 +115,7 @@ def upright_size(path: Path) -> tuple[int, int]:
     return (width, height) if is_turned else (height, width)
 
 
-def is_image_file(path: str | Path) -> bool:
+def is_image_file(path: StrPath) -> bool:
     """Whether a file is an image by its name, or by its first bytes where it has no ending.
 
     A hidden file is none. Only a regular file is opened; one that cannot be is taken for an image,
@@ -179,7 +180,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
         DataError: memory is exhausted.
     """
     if name is None:
-        name = str(source) if isinstance(source, str | Path) else "image"
+        name = str(source) if isinstance(source, StrPath) else "image"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata does not matter, only the pixels do

@@ -31,22 +31,23 @@ from torchcaps.errors import (
     check_known,
     check_range,
 )
+from torchcaps.types import Names, StrPath
 
 IMAGE_FILES = "image files in a folder, an archive or a .csv"
 
 
 def load_dataset(
-    name_or_path: str | Path,
+    name_or_path: StrPath,
     split: str = "train",
-    root: str | Path | None = None,
+    root: StrPath | None = None,
     *,
     img_size: Size = None,
     in_chans: int | None = None,
-    cache_dir: str | Path | None = None,
+    cache_dir: StrPath | None = None,
     max_bytes: int | None = None,
     storage: Storage = "memory",
     workers: int | None = None,
-    classes: tuple[str, ...] | None = None,
+    classes: Names | None = None,
     **options: Any,
 ) -> Dataset:
     """Load one split of a data set. Never downloads.
@@ -153,9 +154,7 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "torchcaps"
 
 
-def places(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
-) -> list[Path]:
+def places(name: str, root: StrPath | None = None, cache_dir: StrPath | None = None) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = base_info(name)
     if info.embedded is not None:

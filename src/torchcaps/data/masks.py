@@ -22,6 +22,7 @@ from torchcaps.data.images import contents_note, is_image_file, natural_key, ope
 from torchcaps.data.pixels import resize_masks, size_pair
 from torchcaps.data.reading import read_bytes, read_errors
 from torchcaps.errors import DataError
+from torchcaps.types import Names, StrPath
 
 CLASS_TABLES = ("classes.txt", "classes.csv")
 MAX_MASK_VALUE = 32  # of a mask without a table of classes
@@ -40,7 +41,7 @@ COLORS = (
 )
 
 
-def masked_set(images: Tensor, masks: Tensor, classes: tuple[str, ...], name: str) -> Dataset:
+def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Dataset:
     """A set of images and masks, whose label is the class with most pixels of a mask.
 
     Args:
@@ -103,7 +104,7 @@ class MaskPair(NamedTuple):
     split: str | None
 
 
-def read_masks(root: str | Path, request: ReadRequest) -> Dataset:
+def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
     """Read `root/images/*` with `root/masks/*`, or both within `root/train/` and `root/test/`.
 
     The names of an image and its mask are equal but for the ending. Without train/ and test/, 20 %
@@ -225,7 +226,7 @@ def _read_pairs(
 class _ClassTable(NamedTuple):
     """Names of classes, and the pixel value of each: a color is one number."""
 
-    names: tuple[str, ...]
+    names: Names
     values: Sequence[int]
     source: str  # what states the values, for errors
     is_colored: bool = False

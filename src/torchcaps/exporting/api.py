@@ -21,7 +21,7 @@ from torchcaps.reporting.api import ModelOrRun
 from torchcaps.reporting.prediction import Predictor, load_model
 from torchcaps.training.files import atomic, files_of, make_folder
 from torchcaps.training.run import is_run
-from torchcaps.types import model_metadata, spec_of
+from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
 FORMAT = 1  # of the metadata
 BATCH_SIZES = (*[64], *[3] * 10, *[1] * 6)  # of 100 images that a file is checked with
@@ -67,14 +67,14 @@ class Exported:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The attributes, ready for JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def export(
     model_or_run: ModelOrRun,
-    path: str | Path,
+    path: StrPath,
     *,
     format: str | None = None,
     half: bool = False,
@@ -204,7 +204,7 @@ def _check_images(
     return [images[batch] for batch in indices.split(sizes)], source
 
 
-def _describe(model_or_run: ModelOrRun, model: nn.Module) -> dict[str, Any]:
+def _describe(model_or_run: ModelOrRun, model: nn.Module) -> Json:
     """What a file says of its model."""
     metadata = model_metadata(model)
     spec = spec_of(model)

@@ -22,7 +22,7 @@ from torchcaps.training.files import (
     write_json,
 )
 from torchcaps.training.run import is_run
-from torchcaps.types import spec_of
+from torchcaps.types import StrPath, spec_of
 from torchcaps.words import duration, format_metric, numbers
 
 CARD_FILE = "README.md"
@@ -93,7 +93,7 @@ def write_hub(subject: Subject, path: Path) -> None:
     (path / CARD_FILE).write_text(_make_card(subject, network), encoding="utf-8")
 
 
-def push(folder: str | Path, repository: str, *, private: bool = False) -> str:
+def push(folder: StrPath, repository: str, *, private: bool = False) -> str:
     """Upload a folder that was exported as "hub", through huggingface_hub and its log-in.
 
     Args:

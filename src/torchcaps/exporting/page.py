@@ -35,7 +35,7 @@ from torchcaps.reporting import open_task
 from torchcaps.reporting.prediction import Predictor
 from torchcaps.training.files import read_header
 from torchcaps.training.run import EVALUATION_FILE, is_run
-from torchcaps.types import model_metadata, spec_of
+from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
 SMALL = 8192  # numbers of a tensor that stays in float32
 STATIC = Path(torchcaps.__file__).parent / "explorer" / "static"
@@ -56,7 +56,7 @@ class Content(NamedTuple):
         arrays: of kinds "half", "float" and "byte" by their type, which `head` names by place.
     """
 
-    head: dict[str, Any]
+    head: Json
     arrays: list[np.ndarray]
 
     def keep(self, tensor: Tensor) -> int:
@@ -89,7 +89,7 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, An
             count = model.capsules(torch.zeros(shape).unsqueeze(0)).activation.shape[1]
         if count != len(names):  # capsules that are not the classes
             names = [f"capsule {k + 1}" for k in range(count)]
-    head: dict[str, Any] = {
+    head: Json = {
         "name": name,
         "classes": names,
         "shape": shape,
@@ -111,7 +111,7 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, An
     return content
 
 
-def _places(model: nn.Module) -> dict[str, Any] | None:
+def _places(model: nn.Module) -> Json | None:
     """Where the children of the class capsules are: rows and columns, and what each of them sees."""
     preprocess = model_metadata(model).preprocess
     height, width = preprocess.model_size
@@ -236,7 +236,7 @@ def assemble(contents: Sequence[Content], source: str = "local") -> str:
     return html.replace("{{policy}}", policy).replace("{{data}}", data)
 
 
-def pack(arrays: Sequence[np.ndarray]) -> tuple[list[dict[str, Any]], str]:
+def pack(arrays: Sequence[np.ndarray]) -> tuple[list[Json], str]:
     """Arrays as a table of shapes and one text.
 
     The bytes of an array are sorted by their place in a number, which makes them compress better.
@@ -259,7 +259,7 @@ def pack(arrays: Sequence[np.ndarray]) -> tuple[list[dict[str, Any]], str]:
     return table, base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
 
 
-def unpack(table: Sequence[dict[str, Any]], text: str) -> list[np.ndarray]:
+def unpack(table: Sequence[Json], text: str) -> list[np.ndarray]:
     """The arrays of `pack`.
 
     Args:
@@ -322,7 +322,7 @@ def write_page(subject: Subject, path: Path) -> None:
     origin = subject.origin
     name = subject.metadata["model"] or "capsules"
     data = None
-    facts: dict[str, Any] = {}
+    facts: Json = {}
     if not isinstance(origin, nn.Module):
         data = images_of(Path(origin), subject.root)
         facts = facts_of(Path(origin))
@@ -331,7 +331,7 @@ def write_page(subject: Subject, path: Path) -> None:
     path.write_text(assemble([content]), encoding="utf-8")
 
 
-def images_of(run: str | Path, root: str | None = None) -> Dataset | None:
+def images_of(run: StrPath, root: str | None = None) -> Dataset | None:
     """The test images of a run, or of weights of the package; None where they are not at hand.
 
     Args:
@@ -347,7 +347,7 @@ def images_of(run: str | Path, root: str | None = None) -> Dataset | None:
         return None
 
 
-def facts_of(run: Path) -> dict[str, Any]:
+def facts_of(run: Path) -> Json:
     """What a run, or weights of the package, came with beside the model.
 
     Args:

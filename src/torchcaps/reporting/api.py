@@ -26,7 +26,7 @@ from torchcaps.data.inputs import list_inputs
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.evaluation.base import EvaluationResult
+from torchcaps.evaluation.base import EvaluationResult, Progress
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
@@ -36,7 +36,7 @@ from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_heade
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.training.sampling import cropped, select_fold
-from torchcaps.types import model_metadata, spec_of
+from torchcaps.types import StrPath, model_metadata, spec_of
 from torchcaps.words import UniqueNames
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ if TYPE_CHECKING:
 
 
 PLOTS = "plots"
-Progress = Callable[[int, int], None]
-ModelOrRun = nn.Module | Run | str | Path
+ModelOrRun = nn.Module | Run | StrPath
 """A model; a run, or its folder; or a file of weights."""
-Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
+Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | StrPath
 """Images with labels; or the name or path of a data set."""
 
 
@@ -90,7 +89,7 @@ def open_task(
         config = Run.open(path).config
     own = config.data
     is_own = data is None
-    if has_run and isinstance(data, str | Path):  # it may be written in another way
+    if has_run and isinstance(data, StrPath):  # it may be written in another way
         is_own = Path(data).resolve() == Path(own.name).resolve()
     has_fold = is_own and own.folds is not None
     if data is None:
@@ -100,9 +99,9 @@ def open_task(
         options = {"max_bytes": own.max_bytes, **own.options, **options}
     elif has_run:  # of a model alone, nobody knows what it has seen
         options["classes"] = metadata.classes
-        if isinstance(data, str | Path) and Path(data).suffix.lower() == ".csv":
+        if isinstance(data, StrPath) and Path(data).suffix.lower() == ".csv":
             options.setdefault("value_column", own.value_column)
-    if isinstance(data, str | Path):
+    if isinstance(data, StrPath):
         preprocess = metadata.preprocess
         sizes = model if preprocess is None else preprocess
         options |= {"img_size": sizes.img_size, "in_chans": sizes.in_chans, "storage": "auto"}
@@ -145,7 +144,7 @@ def evaluate(
     root: str | None = None,
     split: str = "test",
     device: str = "auto",
-    output: str | Path | None = None,
+    output: StrPath | None = None,
     progress: Progress | None = None,
     emit: Callable[[str], None] | None = None,
     **options: Any,
@@ -247,7 +246,7 @@ def diagnose(
     return evaluation.diagnose(task.model, images, baseline=rival, count=count, seed=seed)
 
 
-def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
+def evaluation_folder(run: StrPath, data: str | None = None, split: str = "test") -> Path:
     """The folder that an evaluation belongs in.
 
     Args:
@@ -274,7 +273,7 @@ def can_plot() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def save_figure(figure: Figure, path: str | Path) -> Path:
+def save_figure(figure: Figure, path: StrPath) -> Path:
     """Write a figure atomically; missing folders are made.
 
     Args:
@@ -307,14 +306,14 @@ MAX_PAIRS = 80
 
 
 def reconstruct_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: StrPath,
+    images: Sequence[StrPath] = (),
     *,
     data: str | None = None,
     root: str | None = None,
     per_class: int = 2,
     seed: int = 0,
-    output: str | Path | None = None,
+    output: StrPath | None = None,
 ) -> Path:
     """Write a picture of originals over their reconstructions from the longest capsule.
 
@@ -352,15 +351,15 @@ def reconstruct_run(
 
 
 def perturb_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: StrPath,
+    images: Sequence[StrPath] = (),
     *,
     data: str | None = None,
     root: str | None = None,
     span: float = 0.25,
     steps: int = 11,
     seed: int = 0,
-    output: str | Path | None = None,
+    output: StrPath | None = None,
 ) -> list[Path]:
     """Write a grid of reconstructions of each image: a row per pose dimension, a column per offset.
 
@@ -409,13 +408,13 @@ PASS = 70  # milliseconds of one in between
 
 
 def animate_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: StrPath,
+    images: Sequence[StrPath] = (),
     *,
     data: str | None = None,
     root: str | None = None,
     seed: int = 0,
-    output: str | Path | None = None,
+    output: StrPath | None = None,
 ) -> Path:
     """Write a GIF of the votes of images for their classes, iteration by iteration.
 
@@ -454,7 +453,7 @@ def animate_run(
     )
 
 
-def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
+def save_film(film: Iterable[tuple[Figure, bool]], path: StrPath) -> Path:
     """Write figures as a GIF, atomically; missing folders are made.
 
     Args:
@@ -490,8 +489,8 @@ def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
 
 
 def _choose_examples(
-    run: str | Path,
-    images: Sequence[str | Path],
+    run: StrPath,
+    images: Sequence[StrPath],
     data: str | None,
     root: str | None,
     per_class: int,

@@ -40,7 +40,7 @@ from torchcaps.evaluation import (
     compare_answers,
     example_indices,
 )
-from torchcaps.evaluation.base import EvaluationResult, device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, Progress, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
@@ -59,7 +59,7 @@ from torchcaps.tasks import ReportItem, create_task, evenly
 from torchcaps.templates import Picture, picture, render, strip
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
-from torchcaps.types import Capsules, find_network
+from torchcaps.types import Capsules, Json, Names, StrPath, find_network
 from torchcaps.words import percent
 
 if TYPE_CHECKING:
@@ -395,14 +395,14 @@ def headline(run: EvaluatedRun) -> list[str]:
 
 
 def report(
-    run: Run | str | Path | Sequence[Run | str | Path],
-    path: str | Path | None = None,
+    run: Run | StrPath | Sequence[Run | StrPath],
+    path: StrPath | None = None,
     *,
     root: str | None = None,
     device: str = "auto",
     images: int = MAX_IMAGES,
     diagnose: int = NUM_DIAGNOSED,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Write what a finished run is and does as one HTML file that loads nothing from anywhere.
 
@@ -439,7 +439,7 @@ def report(
         )
     if diagnose:
         check_range("diagnose", diagnose, low=2)
-    paths = [run] if isinstance(run, Run | str | Path) else list(run)
+    paths = [run] if isinstance(run, Run | StrPath) else list(run)
     check_range("number of runs", len(paths), low=1)
     folders = [Path(one) for one in paths]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -496,7 +496,7 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
     )
 
 
-def _describe_one(run: EvaluatedRun) -> dict[str, Any]:
+def _describe_one(run: EvaluatedRun) -> Json:
     """What the report on a run needs."""
     parts: list[Any] = run.task.report_items(_recorded_evaluation(run), run.images)
     for name, write in SECTIONS.items():
@@ -541,7 +541,7 @@ def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
     )
 
 
-def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
+def _compare(runs: Mapping[str, EvaluatedRun]) -> Json:
     """What the comparison of runs needs."""
     from torchcaps import viz
 
@@ -570,7 +570,7 @@ def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
     }
 
 
-def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _differing(columns: Sequence[Mapping[str, Any]]) -> list[Names]:
     """A row for each key that does not have the same setting in all columns."""
     rows = []
     for key in dict.fromkeys(chain.from_iterable(columns)):

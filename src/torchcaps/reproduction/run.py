@@ -14,6 +14,7 @@ from torchcaps.settings import known_settings
 from torchcaps.training import Callback, Recipe, Run, TrainConfig, load_recipe, train
 from torchcaps.training.recipes import Row
 from torchcaps.training.run import RESUME_OVERRIDES, is_run
+from torchcaps.types import StrPath
 
 # The task and the loop fill in settings that a recipe leaves at one of these, except where they
 # mean something: in the settings of the data, and in `stop_at`.
@@ -25,7 +26,7 @@ def reproduce(
     recipe: Recipe | str,
     budget: str = "small",
     *,
-    output: str | Path = "reproductions",
+    output: StrPath = "reproductions",
     seeds: int = 1,
     rows: Sequence[str] = (),
     root: str | None = None,

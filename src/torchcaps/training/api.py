@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +23,12 @@ from torchcaps.training.initial import InitialWeights
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
-from torchcaps.types import model_metadata, set_model_metadata
+from torchcaps.types import StrPath, model_metadata, set_model_metadata
 
 
 def train(
-    recipe_or_config: str | Path | TrainConfig,
-    output: str | Path | None = None,
+    recipe_or_config: StrPath | TrainConfig,
+    output: StrPath | None = None,
     resume: bool = False,
     *,
     callbacks: Sequence[Callback | str] = (),
@@ -114,7 +113,7 @@ def train(
     return run
 
 
-def resolve_config(recipe_or_config: str | Path | TrainConfig, **settings: Any) -> TrainConfig:
+def resolve_config(recipe_or_config: StrPath | TrainConfig, **settings: Any) -> TrainConfig:
     """The complete configuration of a run, whose `origins` say where values come from.
 
     The data is read and the model built; nothing is trained.

@@ -1,7 +1,6 @@
 """What is kept with a model of its images: their form, and a calibration by those held out."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from torchcaps.training.files import (
 )
 from torchcaps.training.run import Run
 from torchcaps.transfer import device_of
+from torchcaps.types import Json
 
 FORMAT = 1
 MEASURED = 256  # images whose form is measured
@@ -40,7 +40,7 @@ def preprocessing(images: Dataset, crop: int | None = None) -> Preprocess:
     return replace(preprocess, form=measure_form(images.float_images(indices)))
 
 
-def calibration_of(task: Task, val_images: Dataset) -> dict[str, Any] | None:
+def calibration_of(task: Task, val_images: Dataset) -> Json | None:
     """The calibration of a model on its held-out images, ready for JSON.
 
     Args:
@@ -64,7 +64,7 @@ def calibration_of(task: Task, val_images: Dataset) -> dict[str, Any] | None:
     return calibrate(activations, outputs["labels"], errors).to_dict()
 
 
-def write_calibration(run: Run, task: Task, val_images: Dataset) -> dict[str, Any] | None:
+def write_calibration(run: Run, task: Task, val_images: Dataset) -> Json | None:
     """Calibrate the best model of a run, and leave it in its folder and with its weights.
 
     Args:

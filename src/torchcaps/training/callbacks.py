@@ -7,7 +7,7 @@ one here, or with `register_callback`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from rich.console import Console
@@ -19,18 +19,22 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch import Tensor
 
 from torchcaps.distributed import current
 from torchcaps.errors import printable
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
+from torchcaps.types import Json, Tensors
 
 if TYPE_CHECKING:
     from torchcaps.training.loop import Trainer
 
 RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
+Losses = dict[str, float]
 SECOND_START = "the training starts again, once, with a tenth of the learning rate"
+
+
+Row = Json  # of the metrics
 
 
 class Callback:
@@ -52,7 +56,7 @@ class Callback:
             trainer: has `model`, `task`, `config`, `state` and more; see `Trainer`.
         """
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         """Called after each step.
 
         Args:
@@ -60,7 +64,7 @@ class Callback:
             losses: means over the batch by name, "lr", and "step", the number of steps done.
         """
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         """Called after each epoch with its row of the metrics.
 
         Args:
@@ -92,7 +96,7 @@ class StopWhen(Callback):
     def __init__(self, condition: Callable[[], bool]) -> None:
         self.condition = condition
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         if self.condition():
             trainer.stop()
 
@@ -106,9 +110,9 @@ class BestWeights(Callback):
 
     is_late = True
     epoch = 0
-    weights: dict[str, Tensor] | None = None
+    weights: Tensors | None = None
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         if row["best"]:
             self.epoch = row["epoch"]
             self.weights = copy_state(trainer.model)
@@ -141,7 +145,7 @@ class SecondStart(Callback):
     def on_start(self, trainer: Trainer) -> None:
         self.weights = copy_state(trainer.model)
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         state = trainer.state
         if state.lr_scale < 1 or state.step > trainer.probe_step:
             self.weights = {}
@@ -174,7 +178,7 @@ class EarlyEnd(Callback):
             trainer.messages.append(reason)
             trainer.is_finished = True
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         self.on_start(trainer)
 
 
@@ -200,12 +204,12 @@ class ProgressBar(Callback):
         self.task = self.bar.add_task("", total=trainer.total_steps)
         self._print_messages(trainer)
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         self._print_messages(trainer)
         description = f"loss {losses['loss']:.4f}"
         self.bar.update(self.task, completed=int(losses["step"]), description=description)
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         parts = [f"epoch {row['epoch']}/{row['epochs']}"]
         for title, prefix in (("training", "train_"), ("validation", "val_")):
             metrics = []
@@ -248,7 +252,7 @@ def progress_bar(title: str) -> Progress:
     )
 
 
-def copy_state(model: torch.nn.Module) -> dict[str, Tensor]:
+def copy_state(model: torch.nn.Module) -> Tensors:
     """A copy of the state of a model, on its device."""
     copies = {}
     for name, tensor in model.state_dict().items():

@@ -40,8 +40,11 @@ from torchcaps.training.files import (
     save_tensors,
 )
 from torchcaps.types import (
+    Json,
     ModelMetadata,
     ModelSpec,
+    Names,
+    StrPath,
     WrappedNetwork,
     find_network,
     model_metadata,
@@ -58,10 +61,10 @@ SEPARATOR = ":"  # between a module and what it defines, as in entry points
 def describe_model(
     name: str,
     options: Mapping[str, Any],
-    classes: tuple[str, ...],
+    classes: Names,
     preprocess: Preprocess | None,
     task: str = "classify",
-) -> dict[str, Any]:
+) -> Json:
     """Description of a model in its checkpoint: all that `load` needs.
 
     Args:
@@ -76,7 +79,7 @@ def describe_model(
 
 
 def build_model(
-    description: dict[str, Any],
+    description: Json,
     generator: torch.Generator | None = None,
     builder: Builder | None = None,
     device: torch.device | None = None,
@@ -113,7 +116,7 @@ def build_model(
                 model = builder(**options)
             else:
                 assert preprocess is not None
-                sizes: dict[str, Any] = {
+                sizes: Json = {
                     "num_classes": len(classes),
                     "in_chans": preprocess.in_chans,
                     "img_size": preprocess.model_size,
@@ -186,7 +189,7 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
 
 def save(
     model: nn.Module,
-    path: str | Path,
+    path: StrPath,
     *,
     builder: Builder | None = None,
     options: Mapping[str, Any] | None = None,
@@ -257,7 +260,7 @@ def save(
     return path
 
 
-def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[str, Any]:
+def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     """The description of a model, from what is known of how it was built.
 
     Args:
@@ -309,7 +312,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
 
 
 def load(
-    checkpoint_or_run_folder: str | Path,
+    checkpoint_or_run_folder: StrPath,
     num_classes: int | None = None,
     *,
     builder: Builder | None = None,
@@ -402,7 +405,7 @@ def model_file(path: Path) -> Path:
 def _load_model(
     path: Path,
     shapes: Mapping[str, Tensor],
-    description: dict[str, Any],
+    description: Json,
     builder: Builder | None,
 ) -> nn.Module:
     """The model of a file with this header; RunError where the two do not fit."""
@@ -442,7 +445,7 @@ def _is_in_state(model: nn.Module) -> bool:
     return len(saved) == len(state)
 
 
-def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any]) -> nn.Module:
+def _with_classes(model: nn.Module, num_classes: int, description: Json) -> nn.Module:
     """A model for this number of classes, with those weights that do not depend on it."""
     check_range("num_classes", num_classes, low=1)
     builder = model_metadata(model).builder

@@ -18,9 +18,9 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
-from torch import Tensor
 
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line, read_text
+from torchcaps.types import Json, Tensors
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
@@ -115,7 +115,7 @@ def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
         raise RunError(f"{path}: is no readable {kind} ({reason}){advice}") from error
 
 
-def read_json(path: Path, version: int | None = None) -> dict[str, Any]:
+def read_json(path: Path, version: int | None = None) -> Json:
     """A JSON object, without its "format".
 
     Raises OSError, ValueError or RecursionError where it cannot be read, is none, or is of another
@@ -164,8 +164,8 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 def save_tensors(
     path: Path,
-    tensors: dict[str, Tensor],
-    description: dict[str, Any],
+    tensors: Tensors,
+    description: Json,
     *,
     previous: Path | None = None,
 ) -> None:
@@ -183,7 +183,7 @@ def save_tensors(
         TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
             written.
     """
-    copies: dict[str, Tensor] = {}
+    copies: Tensors = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         copy = tensor.detach().cpu().contiguous()
@@ -202,7 +202,7 @@ def save_tensors(
         partial.write_bytes(file_bytes)
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path) -> tuple[Tensors, Json]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
     Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
@@ -217,7 +217,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, content
 
 
-def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_header(path: Path) -> tuple[Tensors, Json]:
     """A file's tensors on the meta device, and its description; no tensor is read.
 
     Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
@@ -251,7 +251,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield tensors
 
 
-def _read_content(path: Path, file: Any) -> dict[str, Any]:
+def _read_content(path: Path, file: Any) -> Json:
     """The description with format and checksum."""
     content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
     if not isinstance(content, dict):
@@ -263,7 +263,7 @@ def _read_content(path: Path, file: Any) -> dict[str, Any]:
     return content
 
 
-def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) -> int:
+def checksum(tensors: Tensors, content: Json | None = None) -> int:
     """CRC-32 of tensors and of `content`, which is JSON-ready.
 
     Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.

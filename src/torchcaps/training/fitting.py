@@ -37,6 +37,7 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
+    Names,
     check_module,
     declares,
     find_network,
@@ -223,7 +224,7 @@ def _read_set(
     model: nn.Module,
     config: TrainConfig,
     target: str | None,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
 ) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
     images = as_set(data, labels, model, target=target, classes=classes)

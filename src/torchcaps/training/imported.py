@@ -21,12 +21,13 @@ from torchcaps.training.checkpoint import (
     describe_model,
 )
 from torchcaps.training.files import save_tensors
+from torchcaps.types import StrPath, Tensors
 
 MAX_BYTES = 2 << 30  # memory that reading a file may take
 SECONDS = 60.0
 
 
-def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[Path, str]:
+def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, str]:
     """Write the model file of published weights, which `torchcaps.load` takes.
 
     Args:
@@ -76,7 +77,7 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
     return output, layout.source
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> Tensors:
     """The tensors of a file by their names there."""
     try:
         check_regular(path)
@@ -100,7 +101,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _recognize(path: Path, tensors: dict[str, Tensor]) -> tuple[Layout, Sizes]:
+def _recognize(path: Path, tensors: Tensors) -> tuple[Layout, Sizes]:
     """The source of a file, and its sizes."""
     faults = []
     for layout in LAYOUTS:
@@ -111,7 +112,7 @@ def _recognize(path: Path, tensors: dict[str, Tensor]) -> tuple[Layout, Sizes]:
     raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
 
 
-def _match(layout: Layout, tensors: dict[str, Tensor]) -> Sizes:
+def _match(layout: Layout, tensors: Tensors) -> Sizes:
     """The sizes of a source by their letters; ValueError for tensors of another one."""
     if len(tensors) != len(layout.entries):
         raise ValueError(f"expected {len(layout.entries)} tensors, got {len(tensors)}")

@@ -21,17 +21,17 @@ from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Prepro
 from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
 from torchcaps.errors import ArgumentError
 from torchcaps.tasks import task_class
-from torchcaps.types import declares, spec_of
+from torchcaps.types import Names, StrPath, declares, spec_of
 
 NAME = "images in memory"
 BATCH_SIZE = 64  # samples that are read together where they are not trained with
 IMAGE_KEYS = ("image", "images", "inputs", "pixel_values")
 PICTURES = (Image.Image, str, Path)
 Array = ArrayLike | Tensor
-Pictures = Sequence[Image.Image | str | Path]
+Pictures = Sequence[Image.Image | StrPath]
 Targets = Array | Sequence[str] | Mapping[str, Any]
 Loader = TorchDataset[Any] | DataLoader[Any]
-Data = Dataset | tuple[Array | Pictures, Targets] | Array | Pictures | str | Path | Loader
+Data = Dataset | tuple[Array | Pictures, Targets] | Array | Pictures | StrPath | Loader
 
 
 def model_size(model: Any, name: str) -> Any:
@@ -68,7 +68,7 @@ def as_set(
     model: Any = None,
     *,
     target: str | None = None,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
 ) -> Dataset:
     """Images and what is known of them as a set in memory.
 
@@ -93,7 +93,7 @@ def as_set(
     if labels is None:
         if isinstance(data, Dataset):
             return data
-        if isinstance(data, str | Path):
+        if isinstance(data, StrPath):
             img_size = model_size(model, "img_size")
             return load_dataset(
                 data, "train", img_size=img_size, in_chans=model_size(model, "in_chans")
@@ -143,7 +143,7 @@ def _padded(rows: Any) -> Any:
 
 
 def make_set(
-    pixels: Tensor, targets: Mapping[str, Tensor], classes: tuple[str, ...], name: str = NAME
+    pixels: Tensor, targets: Mapping[str, Tensor], classes: Names, name: str = NAME
 ) -> Dataset:
     """A set of images `[n, channels, height, width]`, of arrays where floats leave [0, 1].
 
@@ -193,7 +193,7 @@ def _decode(pictures: Pictures, model: Any) -> Tensor:
     """Pictures and paths, at the size of the model if it is known."""
     decoded: list[Tensor] = []
     for index, picture in enumerate(pictures):
-        name = str(picture) if isinstance(picture, str | Path) else f"image {index}"
+        name = str(picture) if isinstance(picture, StrPath) else f"image {index}"
         image = decode_image(
             picture, model_size(model, "img_size"), model_size(model, "in_chans"), name=name
         )
@@ -203,9 +203,7 @@ def _decode(pictures: Pictures, model: Any) -> Tensor:
     return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded])
 
 
-def to_batch(
-    sample: Any, classes: tuple[str, ...], forms: Mapping[str, Form] | None = None
-) -> Batch:
+def to_batch(sample: Any, classes: Names, forms: Mapping[str, Form] | None = None) -> Batch:
     """A batch of a caller's loader.
 
     Args:
@@ -241,7 +239,7 @@ def split_sample(sample: Any) -> tuple[Any, Any]:
 
 def read_loader(
     data: Any,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
     target: str | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> Dataset:

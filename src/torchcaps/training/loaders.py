@@ -46,6 +46,7 @@ from torchcaps.training.sampling import (
     split_batches,
     step_seed,
 )
+from torchcaps.types import Names
 
 # What a loader over a part of a data set takes over from the loader of the whole.
 KEPT_OPTIONS = (
@@ -253,7 +254,7 @@ class LoaderBatches(DatasetBatches):
         )
 
 
-def join_batches(batches: list[Batch], names: tuple[str, ...]) -> Batch:
+def join_batches(batches: list[Batch], names: Names) -> Batch:
     """Several batches as one, with the targets of these names."""
     inputs = torch.cat([batch.inputs for batch in batches])
     targets = {name: torch.cat([batch.targets[name] for batch in batches]) for name in names}

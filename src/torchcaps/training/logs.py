@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import TrainingError
-from torchcaps.training.callbacks import Callback, register_callback
+from torchcaps.training.callbacks import Callback, Losses, Row, register_callback
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import declares
 
@@ -43,12 +43,12 @@ class Log(Callback):
             self.open(trainer)
             self.is_open = True
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         if self.is_open and losses["step"] % LOG_INTERVAL == 0:
             figures = {f"step/{name}": value for name, value in losses.items() if name != "step"}
             self.write(figures, int(losses["step"]))
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         if not self.is_open:
             return
         step = trainer.state.step
@@ -65,7 +65,7 @@ class Log(Callback):
     def open(self, trainer: Trainer) -> None:
         """Begin, or go on where a run is resumed."""
 
-    def write(self, figures: dict[str, float], step: int) -> None:
+    def write(self, figures: Losses, step: int) -> None:
         """Keep figures by name, of a step."""
 
     def draw(self, picture: Tensor, step: int) -> None:
@@ -90,7 +90,7 @@ class TensorBoardLog(Log):
         # What a run wrote after the state that it goes on from is not shown.
         self.writer = SummaryWriter(folder, purge_step=trainer.state.step + 1)
 
-    def write(self, figures: dict[str, float], step: int) -> None:
+    def write(self, figures: Losses, step: int) -> None:
         for name, value in figures.items():
             self.writer.add_scalar(name, value, step)
 
@@ -125,7 +125,7 @@ class MLflowLog(Log):
         except MlflowException as error:
             raise TrainingError(f"log: mlflow: {error}") from error
 
-    def write(self, figures: dict[str, float], step: int) -> None:
+    def write(self, figures: Losses, step: int) -> None:
         for name, value in figures.items():
             self.client.log_metric(self.id, name, value, step=step)
 

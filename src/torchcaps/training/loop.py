@@ -31,16 +31,16 @@ from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
-from torchcaps.training.callbacks import Callback
+from torchcaps.training.callbacks import Callback, Losses, Row as Row
 from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.sampling import DatasetBatches, Rows
 from torchcaps.training.schedules import learning_rate_factor, learning_rates, part_ends
 from torchcaps.training.update import Updater
 from torchcaps.transfer import tape
+from torchcaps.types import Json, Tensors
 
 LOG_INTERVAL = 20  # steps after which losses are read at the latest
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
-Row = dict[str, Any]
 
 
 @dataclass
@@ -67,8 +67,8 @@ class TrainingState:
     best_score: float = -sys.float_info.max
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    loss_scale: dict[str, float] = field(default_factory=dict)
+    sums: Losses = field(default_factory=dict)
+    loss_scale: Losses = field(default_factory=dict)
 
     def check(self, total_steps: int) -> None:
         """Raise ValueError for the first value that no training of `total_steps` steps has."""
@@ -137,12 +137,12 @@ class Trainer:
         self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or has_prompt
         self._queue = LossQueue()
         self.state = TrainingState()
-        self.losses: dict[str, Tensor] = {}
+        self.losses: Tensors = {}
         self.loss_names: list[str] = []
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
-        self.calibration: dict[str, Any] | None = None
+        self.calibration: Json | None = None
         self.checkpoint: Path | None = None
         self.is_stopped = False
         self.is_finished = False
@@ -297,7 +297,7 @@ class LossQueue:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float, int, list[str], Tensor]] = []
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[Losses] = []
 
     def add_to_sums(self, trainer: Trainer) -> None:
         """Read the losses, for which the host waits once, and add them to those of the epoch.

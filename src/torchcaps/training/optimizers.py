@@ -16,7 +16,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.registry import Registry
 from torchcaps.settings import CHOICES, OptimizerSettings
-from torchcaps.types import WrappedNetwork
+from torchcaps.types import Json, WrappedNetwork
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 # (parameters by name, peak learning rate, settings) -> optimizer
@@ -83,7 +83,7 @@ def _build(
     """An optimizer of torch, in one kernel where there is one."""
     weights = [*dict(parameters).values()]
     devices = {weight.device.type for weight in weights}
-    options: dict[str, Any] = {"fused": devices <= {"cpu", "cuda"}}
+    options: Json = {"fused": devices <= {"cpu", "cuda"}}
     options["weight_decay"] = settings.weight_decay
     if optimizer is torch.optim.SGD:
         options |= {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}

@@ -28,6 +28,7 @@ from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
 from torchcaps.transfer import device_of, to_device
+from torchcaps.types import Tensors
 
 if TYPE_CHECKING:
     from torchcaps.tasks import Task
@@ -103,7 +104,7 @@ class DatasetBatches:
         [batch] = self.images.batches([rows], self._targets(), [self.generator])
         return batch.to(device)
 
-    def _targets(self) -> dict[str, Tensor]:
+    def _targets(self) -> Tensors:
         """The targets of the set that the task needs."""
         return select_targets(self.images, self.task.targets)
 

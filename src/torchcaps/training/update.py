@@ -27,6 +27,7 @@ from torchcaps.training.optimizers import create_optimizer, freeze_parameters, f
 from torchcaps.training.sampling import DROPOUT, step_seed
 from torchcaps.training.schedules import set_learning_rates
 from torchcaps.transfer import device_of, tape, widen
+from torchcaps.types import Tensors
 
 
 class WeightAverage:
@@ -55,7 +56,7 @@ class WeightAverage:
         self.model = model
         self.decay = decay
         self.weights = copy_state(model)
-        self.trained: dict[str, Tensor] = {}
+        self.trained: Tensors = {}
 
     def share(self, num_updates: int) -> float:
         """Part of the newest weights in the average.
@@ -175,9 +176,7 @@ class Updater:
         """A context in which the model has the averaged weights, where there is an average."""
         return self.average.applied() if self.average else nullcontext()
 
-    def compute_gradients(
-        self, batch: Batch, fraction_trained: float | Tensor
-    ) -> dict[str, Tensor]:
+    def compute_gradients(self, batch: Batch, fraction_trained: float | Tensor) -> Tensors:
         """Compute losses and gradients of this rank's samples of a batch.
 
         Args:
@@ -281,7 +280,7 @@ def take_rows(batch: Any, rows: slice) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
 
 
-def join_losses(parts: list[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]:
+def join_losses(parts: list[tuple[Tensors, int]]) -> Tensors:
     """The losses of a batch by those of its parts: weighted means of numbers, rows one by one.
 
     Args:

@@ -26,6 +26,7 @@ from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
+from torchcaps.types import Tensors
 
 Indices = Int64[Tensor, " batch"]
 
@@ -113,7 +114,7 @@ class PairMaker(Maker):
         inputs = fit_images(composites, images.img_size, images.in_chans)
         return Batch(to_float(inputs), targets, indices)
 
-    def pair_labels(self, pairs: Int64[Tensor, "batch 2"]) -> dict[str, Tensor]:
+    def pair_labels(self, pairs: Int64[Tensor, "batch 2"]) -> Tensors:
         """The targets "labels" and "single_label" of pairs of images.
 
         Args:
