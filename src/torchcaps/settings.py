@@ -5,8 +5,6 @@ own, so that it may be given with or without its group: `{"lr": 0.1}` is
 `{"optimizer": {"lr": 0.1}}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
@@ -315,7 +313,7 @@ class TrainConfig:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, **settings: Any) -> TrainConfig:
+    def of(cls, **settings: Any) -> "TrainConfig":
         """A run of these settings, by their names without groups, or by groups.
 
         Args:
@@ -332,7 +330,7 @@ class TrainConfig:
         return cls.from_dict(settings)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], origin: str = "given") -> TrainConfig:
+    def from_dict(cls, values: Mapping[str, Any], origin: str = "given") -> "TrainConfig":
         """The inverse of `to_dict`; it also reads settings without groups.
 
         Args:
@@ -359,7 +357,7 @@ class TrainConfig:
             settings[name] = getattr(getattr(self, info.group), info.key)
         return settings
 
-    def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
+    def updated(self, origin: str = "given", /, **changes: Any) -> "TrainConfig":
         """A copy with changes.
 
         Another optimizer or schedule comes with the defaults of the settings that only some
@@ -384,7 +382,7 @@ class TrainConfig:
                 resets[name] = info.default
         return self.replaced(resets, "default").replaced(updates, origin)
 
-    def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
+    def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> "TrainConfig":
         """A copy in which defaults take the place of open settings: those of None or "auto".
 
         Args:
@@ -401,7 +399,7 @@ class TrainConfig:
                 changes[name] = default
         return self.replaced(changes, origin)
 
-    def replaced(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
+    def replaced(self, changes: Mapping[str, Any], origin: str) -> "TrainConfig":
         """A copy with other values; see `updated`.
 
         Args:

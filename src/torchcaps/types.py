@@ -213,11 +213,14 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
     )
 
 
-def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
-    """Keep metadata with a model, in its one attribute `_torchcaps`.
+def set_model_metadata(
+    model: nn.Module, metadata: ModelMetadata | None = None, **changes: Any
+) -> None:
+    """Keep metadata, by default the model's own, with changes in its one attribute `_torchcaps`.
 
     The attributes `classes` and `preprocess` are set too, unless the module has its own.
     """
+    metadata = replace(metadata or model_metadata(model), **changes)
     model = unwrap(model)
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):

@@ -3,8 +3,6 @@
 Images are held out class by class, and the same way each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -43,7 +41,7 @@ class Batch(NamedTuple):
     targets: Tensors
     indices: Int64[Tensor, " batch"]
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device.
 
         Args:
@@ -54,7 +52,7 @@ class Batch(NamedTuple):
         """
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)
 
-    def by_size(self) -> list[Batch]:
+    def by_size(self) -> list["Batch"]:
         """The items of each size without their padding; the batch itself where all have one.
 
         Returns:
@@ -79,7 +77,7 @@ class Batch(NamedTuple):
 class Maker:
     """Draws the items of a set anew for every batch of a training, such as pairs of digits."""
 
-    def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
+    def draw(self, images: "Dataset", indices: Tensor, generator: Generator) -> Batch:
         """New items in place of those of the set.
 
         Args:
@@ -93,8 +91,8 @@ class Maker:
         raise NotImplementedError
 
     def split(
-        self, images: Dataset, fraction_or_count: float, seed: int
-    ) -> tuple[Dataset, Dataset]:
+        self, images: "Dataset", fraction_or_count: float, seed: int
+    ) -> tuple["Dataset", "Dataset"]:
         """The two parts of `Dataset.train_val_split`.
 
         Args:
@@ -254,7 +252,9 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         targets = select_rows(self.targets, index)
         return replace(self, inputs=self.inputs[index], targets=targets, groups=groups, files=files)
 
-    def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+    def train_val_split(
+        self, fraction_or_count: float, seed: int = 0
+    ) -> tuple["Dataset", "Dataset"]:
         """Training and validation items, by `stratified_split`: no group is on both sides.
 
         Args:

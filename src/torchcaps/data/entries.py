@@ -6,7 +6,7 @@ A reader of folders, tables, archives or shards lists its files as `Entry`; `rea
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torchcaps.data._registry import ReadRequest
 from torchcaps.data.classes import TEST_FRACTION, group_strata, stratified_split, unknown_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
-from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
+from torchcaps.data.images import OpenImage, decode_image, is_gray, natural_key
 from torchcaps.data.reading import FLOOR, RATIO
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 from torchcaps.types import Names, Tensors
@@ -141,7 +141,7 @@ def read_entries(
     name: str,
     entries: Sequence[Entry],
     request: ReadRequest,
-    open_image: Callable[[str], ImageSource] = str,
+    open_image: OpenImage = str,
     notes: Sequence[str] = (),
     *,
     can_stay: bool = True,
@@ -280,7 +280,7 @@ def _encode_images(
     files: Sequence[str],
     all_files: Sequence[str],
     request: ReadRequest,
-    open_image: Callable[[str], ImageSource],
+    open_image: OpenImage,
 ) -> EncodedImages:
     """Images of a split as they lie in files; one color image of any split makes all color."""
     in_chans = request.in_chans
@@ -318,7 +318,11 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
     """
     limit = request.max_bytes or FLOOR
     if num_bytes > limit and request.max_bytes is None:
-        limit = max(FLOOR, RATIO * sum(map(_stored_bytes, files)))
+        sizes = (
+            os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
+            for file in files
+        )
+        limit = max(FLOOR, RATIO * sum(sizes))
     if num_bytes > limit:
         raise DataError(
             f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
@@ -327,13 +331,7 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
         )
 
 
-def _stored_bytes(file: str) -> int:
-    return os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
-
-
-def find_damaged(
-    files: Iterable[str], open_image: Callable[[str], ImageSource] = str
-) -> dict[str, str]:
+def find_damaged(files: Iterable[str], open_image: OpenImage = str) -> dict[str, str]:
     """Decode image files and keep none of them.
 
     Args:

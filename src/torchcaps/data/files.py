@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from torchcaps.data.dataset import Batch, Dataset, select_rows
-from torchcaps.data.images import ImageSource, check_size, decode_image
+from torchcaps.data.images import OpenImage, check_size, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
 from torchcaps.errors import DataError, check_range
 from torchcaps.types import Tensors
@@ -53,7 +53,7 @@ class EncodedImages:
     img_size: tuple[int, int]
     is_resized: bool
     crop: int | None = None
-    open_image: Callable[[str], ImageSource] = str
+    open_image: OpenImage = str
     dtype: ClassVar[torch.dtype] = torch.uint8
     device: ClassVar[torch.device] = torch.device("cpu")
 
@@ -82,6 +82,10 @@ class EncodedImages:
             check_size(file, image, self.img_size)
             pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
         return pixels
+
+    def float(self) -> Float[Tensor, "n channels height width"]:
+        """The decoded images as floats, as a tensor has it."""
+        return self.decode().float()
 
     def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
         """Pixels for a `DataLoader`, and an error in words: it would come with its traceback.
@@ -144,12 +148,6 @@ class DiskDataset(Dataset):
 
     def to(self, device: torch.device | str) -> Self:
         return self  # batches are moved to a device, not files
-
-    def float_images(
-        self, indices: Tensor | Sequence[int] | None = None
-    ) -> Float[Tensor, "m channels height width"]:
-        inputs = self.inputs if indices is None else self.inputs[self._index(indices)]
-        return to_float(inputs.decode())
 
     def batches(
         self,

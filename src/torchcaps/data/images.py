@@ -4,7 +4,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -45,6 +45,7 @@ ORIENTATION = 0x0112  # EXIF tag; 5 to 8 exchange height and width
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
 ImageSource = StrPath | bytes | Image.Image
+OpenImage = Callable[[str], ImageSource]  # from the name of a file to what `decode_image` takes
 
 
 def decode_image(
@@ -196,23 +197,17 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
     except MemoryError as error:
         raise DataError(f"{name}: it does not fit into memory") from error
     except DataError as error:
-        raise type(error)(f"{name}: {_problem(error, name)}") from error
+        raise type(error)(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except Exception as error:  # Pillow's plugins raise anything on damaged bytes
-        raise DamagedImageError(f"{name}: {_problem(error, name)}") from error
-
-
-def _problem(error: Exception, name: str) -> str:
-    match error:
-        case DataError():
-            return str(error).removeprefix(f"{name}: ")
-        case FileNotFoundError():
-            return "no such image file"
-        case Image.UnidentifiedImageError():
-            return f"not an image, or a damaged one; expected {', '.join(FORMATS)}"
-        case Image.DecompressionBombWarning() | Image.DecompressionBombError():
-            return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
-        case _:
-            return f"unreadable image ({str(error) or type(error).__name__})"
+        problem = f"unreadable image ({str(error) or type(error).__name__})"
+        match error:
+            case FileNotFoundError():
+                problem = "no such image file"
+            case Image.UnidentifiedImageError():
+                problem = f"not an image, or a damaged one; expected {', '.join(FORMATS)}"
+            case Image.DecompressionBombWarning() | Image.DecompressionBombError():
+                problem = f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
+        raise DamagedImageError(f"{name}: {problem}") from error
 
 
 def _to_bytes(image: Image.Image, background: str) -> np.ndarray:

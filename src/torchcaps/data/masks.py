@@ -1,7 +1,5 @@
 """Masks, a class for each pixel: sets with them, their pictures, and the files that hold them."""
 
-from __future__ import annotations
-
 import colorsys
 import csv
 import re
@@ -142,7 +140,7 @@ def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
         return _read_pairs(root.resolve().name, pairs, root, request)
 
 
-def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest) -> Dataset:
+def read_mask_table(path: Path, rows: "csv.DictReader[str]", request: ReadRequest) -> Dataset:
     """Read the images and masks that a CSV with the columns `image` and `mask` names."""
     pairs = []
     for row in rows:

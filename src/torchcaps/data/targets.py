@@ -15,8 +15,6 @@ like another form, and kept for their batches:
 What may be of two forms is refused, unless the target that the task takes decides it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

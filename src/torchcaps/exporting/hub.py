@@ -3,15 +3,13 @@
 `torchcaps.load` reads the folder, and "hf:OWNER/NAME" once it was uploaded.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from torchcaps.errors import ArgumentError, ExportError, check_packages, one_line
-from torchcaps.exporting.formats import Answer, Subject, answer_of, register_export_format
+from torchcaps.exporting.formats import Subject, answer_of, register_export_format
 from torchcaps.reporting.prediction import load_model
 from torchcaps.training import Run, load, save
 from torchcaps.training.files import (
@@ -57,19 +55,7 @@ predictions = tc.predict("hf:{repository}", "photo.png")
 """
 
 
-def read_hub(path: Path) -> Answer:
-    """Open a folder.
-
-    Args:
-        path: of the folder.
-
-    Returns:
-        The function that it answers with.
-    """
-    return answer_of(load(path))
-
-
-@register_export_format("hub", "", read_hub, reads=("half",))
+@register_export_format("hub", "", lambda path: answer_of(load(path)), reads=("half",))
 def write_hub(subject: Subject, path: Path) -> None:
     """Write a folder; its config.json is the metadata.
 
@@ -136,8 +122,8 @@ def _make_card(subject: Subject, network: nn.Module) -> str:
 
     metadata = subject.metadata
     parameters = sum(weight.numel() for weight in network.parameters())
-    facts = {"parameters": f"{parameters:,}", "weights": metadata["weights"]}
-    figures = {}
+    facts = [f"- parameters: {parameters:,}", f"- weights: {metadata['weights']}"]
+    figures = []
     results = []
     pipeline = PIPELINES[spec_of(network).is_dense]
     origin = subject.origin
@@ -145,17 +131,17 @@ def _make_card(subject: Subject, network: nn.Module) -> str:
         run = Run.open(Path(origin))
         training = run.config.training
         data = Path(run.config.data.name).stem  # where it lies is for nobody else
-        facts |= {
-            "trained on": data,
-            "epochs": f"{run.best_epoch} of {training.epochs}",
-            "seed": f"{training.seed}, one training",
-            "time": duration(run.seconds or 0),
-            "machine": str(run.environment.get("gpu") or run.environment.get("processor")),
-        }
+        facts += [
+            f"- trained on: {data}",
+            f"- epochs: {run.best_epoch} of {training.epochs}",
+            f"- seed: {training.seed}, one training",
+            f"- time: {duration(run.seconds or 0)}",
+            f"- machine: {run.environment.get('gpu') or run.environment.get('processor')}",
+        ]
         if evaluation := run.figures:
-            figures["test images"] = f"{evaluation['num_samples']:,}"
+            figures.append(f"- test images: {evaluation['num_samples']:,}")
             for name, figure in numbers(evaluation).items():
-                figures[name] = format_metric(name, figure)
+                figures.append(f"- {name}: {format_metric(name, figure)}")
                 results.append(EvalResult(pipeline, data, data, name, figure))
     front = ModelCardData(
         eval_results=results or None,
@@ -166,13 +152,8 @@ def _make_card(subject: Subject, network: nn.Module) -> str:
     )
     return CARD.format(
         front=front.to_yaml(),
-        facts=_list_rows(facts),
-        figures=_list_rows(figures) or "The run has no evaluation.",
+        facts="\n".join(facts),
+        figures="\n".join(figures) or "The run has no evaluation.",
         repository=REPOSITORY,
         **metadata,
     )
-
-
-def _list_rows(rows: dict[str, str]) -> str:
-    """Names and cells as a list in Markdown."""
-    return "\n".join(f"- {name}: {cell}" for name, cell in rows.items())

@@ -4,8 +4,6 @@
 a tensor have its place in `Network.tensors`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,15 +72,11 @@ class Network:
         """
         x = images
         for layer in self.layers:
-            parts = {key: self._tensor(layer, key) for key in layer if key in TENSORS}
+            parts: dict[str, Tensor | None] = {}
+            for key in layer.keys() & {"weight", "bias", "factor", "shift", "prior"}:
+                parts[key] = None if layer[key] is None else self.tensors[layer[key]]
             x = OPERATIONS[layer["op"]](x, layer, parts)
         return x
-
-    def _tensor(self, layer: Layer, key: str) -> Tensor | None:
-        return None if layer[key] is None else self.tensors[layer[key]]
-
-
-TENSORS = ("weight", "bias", "factor", "shift", "prior")
 
 
 def describe_network(model: nn.Module) -> Network:
@@ -130,9 +124,9 @@ def _refusal(name: str) -> ExportError:
 
 
 def _write_convolution(network: Network, module: Any) -> list[Layer]:
-    layer = {"op": "convolve", "weight": network.keep(module.weight)}
-    layer |= {"bias": network.keep(module.bias), "stride": module.stride}
-    return [layer | {"padding": module.padding}]
+    weight, bias = map(network.keep, (module.weight, module.bias))
+    sizes = {"stride": module.stride, "padding": module.padding}
+    return [{"op": "convolve", "weight": weight, "bias": bias} | sizes]
 
 
 def _write_activation(_: Network, module: Any) -> list[Layer]:
@@ -146,15 +140,14 @@ def _write_batch_norm(network: Network, module: Any) -> list[Layer]:
 
 
 def _write_instance_norm(network: Network, module: Any) -> list[Layer]:
-    layer = {"op": "normalize", "eps": module.eps}
-    return [layer | {"factor": network.keep(module.weight), "shift": network.keep(module.bias)}]
+    factor = network.keep(module.weight)
+    shift = network.keep(module.bias)
+    return [{"op": "normalize", "eps": module.eps, "factor": factor, "shift": shift}]
 
 
 def _write_primary(network: Network, module: Any) -> list[Layer]:
     group = {"op": "group", "dim": module.dim, "by": module.grouping, "squash": "squash"}
-    layers = _write_convolution(network, module.conv)
-    layers.append(group)
-    return layers
+    return [*_write_convolution(network, module.conv), group]
 
 
 def _write_whole_map(network: Network, module: Any) -> list[Layer]:

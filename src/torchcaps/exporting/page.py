@@ -4,14 +4,12 @@ The network is in the page: its layers in words and its weights in float16, pack
 files of the page are in the folder of the explorer.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -33,7 +31,7 @@ from torchcaps.functional.geometry import receptive_field
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import open_task
 from torchcaps.reporting.prediction import Predictor
-from torchcaps.training.files import read_header
+from torchcaps.training.files import load_tensors
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
@@ -65,7 +63,7 @@ class Content(NamedTuple):
         return len(self.arrays) - 1
 
 
-def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
+def describe(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     """What the page says of a model, wherever it runs.
 
     Args:
@@ -115,10 +113,9 @@ def _places(model: nn.Module) -> Json | None:
     """Where the children of the class capsules are: rows and columns, and what each of them sees."""
     preprocess = model_metadata(model).preprocess
     height, width = preprocess.model_size
-    blank = torch.zeros(1, preprocess.in_chans, height, width)
     try:
         with evaluating(model), places_of(model) as places, children_of(model) as children:
-            model(blank)
+            model(torch.zeros(1, preprocess.in_chans, height, width))
     except ArgumentError:  # no routed layer
         return None
     capsules = places.map_of(list(children.values())[-1])
@@ -168,7 +165,7 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
         head["stopped"] = {"images": len(labels[subset]), "accuracy": dynamics.accuracy}
 
 
-def carry(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
+def carry(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     """A network with its weights, which the page itself runs.
 
     Args:
@@ -275,9 +272,8 @@ def unpack(table: Sequence[Json], text: str) -> list[np.ndarray]:
         dtype = {"half": np.float16, "float": np.float32, "byte": np.uint8}[entry["kind"]]
         size = np.dtype(dtype).itemsize
         length = size * int(np.prod(entry["shape"]))
-        planes = np.frombuffer(content, np.uint8, length, entry["at"])
-        numbers = planes.reshape(size, -1).T.copy().view(dtype)
-        arrays.append(numbers.reshape(entry["shape"]))
+        planes = np.frombuffer(content, np.uint8, length, entry["at"]).reshape(size, -1)
+        arrays.append(planes.T.copy().view(dtype).reshape(entry["shape"]))
     return arrays
 
 
@@ -327,8 +323,7 @@ def write_page(subject: Subject, path: Path) -> None:
         data = images_of(Path(origin), subject.root)
         facts = facts_of(Path(origin))
     model = cast(StoredWeights, subject.model).widened()
-    content = carry(model, data, name, facts)
-    path.write_text(assemble([content]), encoding="utf-8")
+    path.write_text(assemble([carry(model, data, name, facts)]), encoding="utf-8")
 
 
 def images_of(run: StrPath, root: str | None = None) -> Dataset | None:
@@ -362,7 +357,7 @@ def facts_of(run: Path) -> Json:
         file = run / EVALUATION_FILE
         figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     else:
-        figures = read_header(run)[1].get("weights", {})
+        figures = load_tensors(run)[1].get("weights", {})
     calibration = Predictor(run).calibration
     limits = {} if calibration is None else calibration.to_dict().get("limits", {})
     return {"accuracy": figures.get("accuracy", figures.get("exact")), "limits": limits}

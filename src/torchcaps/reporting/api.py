@@ -28,11 +28,11 @@ from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.evaluation.base import EvaluationResult, Progress
 from torchcaps.models._pretrained import FOLDER
-from torchcaps.reporting.prediction import load_model
+from torchcaps.reporting.prediction import ModelOrRun as ModelOrRun, load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
 from torchcaps.training import Run
-from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
+from torchcaps.training.files import MODEL_FILE, atomic, load_tensors, make_folder, write_json
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.training.sampling import cropped, select_fold
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 
 PLOTS = "plots"
-ModelOrRun = nn.Module | Run | StrPath
-"""A model; a run, or its folder; or a file of weights."""
 Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | StrPath
 """Images with labels; or the name or path of a data set."""
 
@@ -82,11 +80,8 @@ def open_task(
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
     path = None if isinstance(model_or_run, nn.Module) else Path(model_or_run)
-    config = TrainConfig.of(task=metadata.task)
-    has_run = False
-    if path is not None and is_run(path):
-        has_run = True
-        config = Run.open(path).config
+    has_run = path is not None and is_run(path)
+    config = Run(path).config if path and has_run else TrainConfig.of(task=metadata.task)
     own = config.data
     is_own = data is None
     if has_run and isinstance(data, StrPath):  # it may be written in another way
@@ -129,7 +124,7 @@ def _shown_data(path: Path | None) -> str:
     if path is None:
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
     file = path / MODEL_FILE if path.is_dir() else path
-    name = read_header(file)[1].get("weights", {}).get("shown")
+    name = load_tensors(file)[1].get("weights", {}).get("shown")
     if name is None:
         raise RunError(
             f"{path}: a model file does not say what data it was trained on; give --data"
@@ -309,11 +304,9 @@ def reconstruct_run(
     run: StrPath,
     images: Sequence[StrPath] = (),
     *,
-    data: str | None = None,
-    root: str | None = None,
     per_class: int = 2,
-    seed: int = 0,
     output: StrPath | None = None,
+    **options: Any,
 ) -> Path:
     """Write a picture of originals over their reconstructions from the longest capsule.
 
@@ -322,11 +315,10 @@ def reconstruct_run(
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, test images.
-        data: name or path of another data set than the run's own.
-        root: where a named data set is looked for first.
         per_class: number of test images of each class.
-        seed: of their choice.
         output: the picture; by default plots/reconstructions.png in the run folder.
+        options: of test images: `data`, name or path of another data set than the run's own;
+            `root`, where a named one is looked for first; and `seed`, 0 or more.
 
     Returns:
         The picture.
@@ -337,7 +329,7 @@ def reconstruct_run(
     """
     from torchcaps import viz
 
-    model, originals, labels, _ = _choose_examples(run, images, data, root, per_class, seed)
+    model, originals, labels, _ = _choose_examples(run, images, per_class, **options)
     indices = evenly(torch.arange(len(originals)), MAX_PAIRS)
     decoded = evaluation.reconstructions(model, originals[indices])
     figure = viz.reconstructions(
@@ -354,24 +346,20 @@ def perturb_run(
     run: StrPath,
     images: Sequence[StrPath] = (),
     *,
-    data: str | None = None,
-    root: str | None = None,
     span: float = 0.25,
     steps: int = 11,
-    seed: int = 0,
     output: StrPath | None = None,
+    **options: Any,
 ) -> list[Path]:
     """Write a grid of reconstructions of each image: a row per pose dimension, a column per offset.
 
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, one test image of each class.
-        data: name or path of another data set than the run's own.
-        root: where a named data set is looked for first.
         span: each dimension moves from -span to span.
         steps: number of offsets, at least 2.
-        seed: of the choice of test images.
         output: folder of the pictures; by default plots/ in the run folder.
+        options: of test images, see `reconstruct_run`.
 
     Returns:
         The pictures.
@@ -382,7 +370,7 @@ def perturb_run(
     """
     from torchcaps import viz
 
-    model, originals, labels, names = _choose_examples(run, images, data, root, 1, seed)
+    model, originals, labels, names = _choose_examples(run, images, **options)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
     classes = viz.canvas.drawable(model_metadata(model).classes)
     unique_name = UniqueNames()
@@ -411,20 +399,16 @@ def animate_run(
     run: StrPath,
     images: Sequence[StrPath] = (),
     *,
-    data: str | None = None,
-    root: str | None = None,
-    seed: int = 0,
     output: StrPath | None = None,
+    **options: Any,
 ) -> Path:
     """Write a GIF of the votes of images for their classes, iteration by iteration.
 
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, one test image of each class.
-        data: name or path of another data set than the run's own.
-        root: where a named data set is looked for first.
-        seed: of the choice of test images.
         output: the file; by default plots/votes.gif in the run folder.
+        options: of test images, see `reconstruct_run`.
 
     Returns:
         The file.
@@ -435,7 +419,7 @@ def animate_run(
     """
     from torchcaps import viz
 
-    model, originals, _, _ = _choose_examples(run, images, data, root, 1, seed, draws=False)
+    model, originals, _, _ = _choose_examples(run, images, draws=False, **options)
     films = []
     for image in originals:
         paths = evaluation.vote_paths(model, image)
@@ -491,11 +475,12 @@ def save_film(film: Iterable[tuple[Figure, bool]], path: StrPath) -> Path:
 def _choose_examples(
     run: StrPath,
     images: Sequence[StrPath],
-    data: str | None,
-    root: str | None,
-    per_class: int,
-    seed: int,
+    per_class: int = 1,
     draws: bool = True,
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    seed: int = 0,
 ) -> tuple[Any, Tensor, Tensor | None, list[str]]:
     """Own images, or test images of each class.
 

@@ -3,8 +3,6 @@
 Also as lines of text, and as files: CSV, JSON lines and Parquet.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from importlib.util import find_spec
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import numpy as np
 import torch
@@ -47,6 +45,8 @@ from torchcaps.words import UniqueNames
 if TYPE_CHECKING:
     from torchcaps.training import Run
 
+ModelOrRun: TypeAlias = "nn.Module | Run | StrPath"
+"""A model; a run, or its folder; or a file of weights."""
 Inputs = Any  # of `list_inputs`
 Row = dict[str, Any]
 Writer = Callable[[Row], None]
@@ -56,7 +56,7 @@ UNKNOWN = "unknown"  # label of an image of no known class
 EMPTY = "empty"  # and of one that shows nothing
 
 
-def load_model(model_or_run: nn.Module | Run | StrPath, device: str = "auto") -> Any:
+def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
     """The model of a run or file, or in a module; it is moved only where a device is named.
 
     Raises RunError for no run.
@@ -71,7 +71,7 @@ def load_model(model_or_run: nn.Module | Run | StrPath, device: str = "auto") ->
 
 
 def predict(
-    model_or_run: nn.Module | Run | StrPath,
+    model_or_run: ModelOrRun,
     inputs: Inputs,
     *,
     device: str = "auto",
@@ -145,7 +145,7 @@ class Predictor:
         >>> labels = [row["label"] for row in predictor(["7.png", "photos/"])]
     """
 
-    run: nn.Module | Run | StrPath
+    run: ModelOrRun
     device: str = "cpu"
     _: KW_ONLY
     batch_size: int = BATCH

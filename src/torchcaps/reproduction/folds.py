@@ -163,7 +163,15 @@ def cross_validate(
     outcome = CrossValidation(
         config.to_dict(),
         runs,
-        [_numbers(document) for document in documents],
+        [
+            # The single numbers, without the number of images.
+            {
+                name: float(figure)
+                for name, figure in document.items()
+                if isinstance(figure, int | float) and name != "num_samples"
+            }
+            for document in documents
+        ],
         [int(document["num_samples"]) for document in documents],
     )
     if ranks.is_main:
@@ -216,12 +224,3 @@ def _read(file: Path) -> Json:
         if not isinstance(content.get("config"), dict):
             raise ValueError("it has no configuration")
         return content
-
-
-def _numbers(document: Json) -> Figures:
-    """The single numbers of an evaluation, by name, without the number of images."""
-    return {
-        name: float(figure)
-        for name, figure in document.items()
-        if isinstance(figure, int | float) and name != "num_samples"
-    }

@@ -116,8 +116,7 @@ def viewpoints(run: EvaluatedRun) -> Figures:
         "familiar_error": _error(run, familiar),
         "novel_error": _error(run, run.images),
     }
-    models = epoch_models(run)
-    if models:
+    if models := epoch_models(run):
         subsets = {
             "familiar": replace(run, images=familiar).subset(NUM_CURVE),
             "novel": run.subset(NUM_CURVE),

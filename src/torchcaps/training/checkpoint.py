@@ -36,7 +36,6 @@ from torchcaps.training.files import (
     MODEL_FILE,
     load_tensors,
     make_folder,
-    read_header,
     save_tensors,
 )
 from torchcaps.types import (
@@ -135,17 +134,18 @@ def build_model(
         raise option_error(name, options, error) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
-    metadata = replace(
-        model_metadata(model),
+    changes: Json = {}
+    if builder is not None:
+        changes = {"spec": _read_spec(description), "builder": builder, "options": options}
+    set_model_metadata(
+        model,
         classes=classes,
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
         targets=description.get("targets", {}),
         calibration=description.get("calibration"),
+        **changes,
     )
-    if builder is not None:
-        metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
-    set_model_metadata(model, metadata)
     return model
 
 
@@ -164,7 +164,7 @@ def _read_spec(description: Mapping[str, Any]) -> ModelSpec | None:
 def check_fit(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     """Raise ValueError unless tensors are those of a model's state: names, sizes, kinds of number.
 
-    Both may be on the meta device.
+    The model may be on the meta device.
     """
     state = model.state_dict()
     for name in sorted(state.keys() ^ tensors.keys()):
@@ -268,14 +268,23 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
         metadata: what is known; by default that of the model.
 
     Raises:
-        ArgumentError: nothing is known, or options are no JSON.
+        ArgumentError: nothing is known, a builder that has no name, or options that are no JSON.
     """
     metadata = metadata or model_metadata(model)
     options = metadata.options
     preprocess = metadata.preprocess
     classes = metadata.classes
-    if metadata.builder is not None:
-        name = builder_name(metadata.builder)
+    builder: Any = metadata.builder
+    if builder is not None:
+        module = getattr(builder, "__module__", None)
+        name = getattr(builder, "__qualname__", None)
+        if not (module and name and _find(module, name) == builder):
+            raise ArgumentError(
+                "builder",
+                "expected a function or class at the top level of a module, which another process "
+                f"can import, got {name or type(builder).__name__}",
+            )
+        name = f"{module}{SEPARATOR}{name}"
         if not isinstance(preprocess, Preprocess):
             preprocess = None
     elif metadata.name:
@@ -304,7 +313,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     description = describe_model(name, options, classes, preprocess, task)
     if metadata.targets:
         description["targets"] = metadata.targets
-    if metadata.builder is not None and metadata.spec is not None:
+    if builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
     if metadata.calibration:
         description["calibration"] = dict(metadata.calibration)
@@ -347,7 +356,7 @@ def load(
         >>> new_model = tc.load("runs/capsnet-digits", num_classes=4)
     """
     path = model_file(local_path(checkpoint_or_run_folder))
-    shapes, description = read_header(path)
+    tensors, description = load_tensors(path)
     if "model" not in description:
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
@@ -356,7 +365,27 @@ def load(
         builder = None
     elif builder is None:
         builder = find_builder(path, description["model"])
-    model = _load_model(path, shapes, description, builder)
+    try:
+        if builder is None:
+            with on_meta():  # compared before the model takes memory
+                model = build_model(description)
+            check_fit(tensors, model)
+        if builder is not None or not _is_in_state(model):
+            # Its weights are replaced below; the caller's generator is untouched.
+            model = build_model(description, torch.Generator(), builder)
+            check_fit(tensors, model)
+        state = {}  # in the types and the order of the tensors of the model
+        for name, tensor in model.state_dict().items():
+            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+        model.load_state_dict(state, assign=True)
+        check_numbers(model.state_dict())
+    except RunError:
+        raise
+    except Exception as error:  # a builder can fail in any way at what another hand wrote
+        reason = one_line(str(error))
+        if isinstance(error, KeyError):
+            reason = f"{error} is missing"
+        raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     if num_classes is not None:
         model = _with_classes(model, num_classes, description)
     return model.to(device).eval()
@@ -402,38 +431,6 @@ def model_file(path: Path) -> Path:
     return path
 
 
-def _load_model(
-    path: Path,
-    shapes: Mapping[str, Tensor],
-    description: Json,
-    builder: Builder | None,
-) -> nn.Module:
-    """The model of a file with this header; RunError where the two do not fit."""
-    try:
-        if builder is None:
-            with on_meta():  # compared before the tensors or the model take memory
-                model = build_model(description)
-            check_fit(shapes, model)
-        if builder is not None or not _is_in_state(model):
-            # Its weights are replaced below; the caller's generator is untouched.
-            model = build_model(description, torch.Generator(), builder)
-            check_fit(shapes, model)
-        tensors, _ = load_tensors(path)
-        state = {}  # in the types and the order of the tensors of the model
-        for name, tensor in model.state_dict().items():
-            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
-        model.load_state_dict(state, assign=True)
-        check_numbers(model.state_dict())
-    except RunError:
-        raise
-    except Exception as error:  # a builder can fail in any way at what another hand wrote
-        reason = one_line(str(error))
-        if isinstance(error, KeyError):
-            reason = f"{error} is missing"
-        raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
-    return model
-
-
 def _is_in_state(model: nn.Module) -> bool:
     """Whether the state of a model holds each of its tensors, once: it has no others."""
     state = model.state_dict(keep_vars=True)
@@ -468,23 +465,6 @@ def _with_classes(model: nn.Module, num_classes: int, description: Json) -> nn.M
     return resized
 
 
-def builder_name(builder: Builder) -> str:
-    """The name of a function or class that another process can import: `package.module:name`.
-
-    Raises:
-        ArgumentError: it has none, as a lambda or a function within another one.
-    """
-    module = getattr(builder, "__module__", None)
-    name = getattr(builder, "__qualname__", None)
-    if module and name and _find(module, name) == builder:
-        return f"{module}{SEPARATOR}{name}"
-    raise ArgumentError(
-        "builder",
-        "expected a function or class at the top level of a module, which another process can "
-        f"import, got {name or type(builder).__name__}",
-    )
-
-
 def find_builder(path: Path, name: str) -> Builder:
     """The builder that a file names, if its module was imported by `--import`.
 
@@ -492,7 +472,7 @@ def find_builder(path: Path, name: str) -> Builder:
 
     Args:
         path: of the file, for the error.
-        name: as `builder_name` gives it.
+        name: `package.module:name`.
 
     Raises:
         RunError: its module was not imported so, or does not define it.
@@ -500,8 +480,7 @@ def find_builder(path: Path, name: str) -> Builder:
     module, _, function = name.partition(SEPARATOR)
     names = plugins.imported()  # of modules and files
     imported = [Path(name).stem if name.endswith(".py") else name for name in names]
-    is_private = any(part.startswith("_") for part in function.split("."))
-    if module in imported and not is_private:
+    if module in imported and not any(part.startswith("_") for part in function.split(".")):
         builder = _find(module, function)
         if callable(builder) and getattr(builder, "__module__", None) == module:
             return builder

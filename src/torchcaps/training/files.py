@@ -205,62 +205,33 @@ def save_tensors(
 def load_tensors(path: Path) -> tuple[Tensors, Json]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
-    Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
-    """
-    with _opened(path) as file:
-        content = _read_content(path, file)
-        names = list(file.keys())
-        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
-        if content.pop("crc32", None) != checksum(tensors, content):
-            raise ValueError("its content does not match its checksum")
-        del content["format"]
-        return tensors, content
-
-
-def read_header(path: Path) -> tuple[Tensors, Json]:
-    """A file's tensors on the meta device, and its description; no tensor is read.
-
-    Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
-    `load_tensors`, but for damage outside of the header.
-    """
-    tensors = {}
-    with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            is_floating = part.get_dtype().startswith(("F", "BF"))
-            dtype = torch.float32 if is_floating else torch.int64
-            tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-        return tensors, _read_content(path, file)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file with a header of at most 16 MiB.
-
-    What fails while it is open is a RunError.
+    Raises RunError for a file that is absent, damaged (one bit is enough), of another format, or
+    with a header of more than 16 MiB.
     """
     with reading(path, "checkpoint"):
         check_regular(path)
-        with open(path, "rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
+        with open(path, "rb") as start:
+            header_bytes = int.from_bytes(start.read(8), "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise ValueError(
                 f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
             )
-        with safe_open(path, framework="pt") as tensors:
-            yield tensors
-
-
-def _read_content(path: Path, file: Any) -> Json:
-    """The description with format and checksum."""
-    content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    if content.get("format") != FORMAT:
-        raise RunError(
-            f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
-        )
-    return content
+        with safe_open(path, framework="pt") as file:
+            content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+            if not isinstance(content, dict):
+                raise RunError(
+                    f"{path}: was not written by torchcaps (its header says nothing of a model)"
+                )
+            if content.get("format") != FORMAT:
+                raise RunError(
+                    f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
+                )
+            names = list(file.keys())
+            tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
+        if content.pop("crc32", None) != checksum(tensors, content):
+            raise ValueError("its content does not match its checksum")
+    del content["format"]
+    return tensors, content
 
 
 def checksum(tensors: Tensors, content: Json | None = None) -> int:
@@ -271,6 +242,5 @@ def checksum(tensors: Tensors, content: Json | None = None) -> int:
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
-        content_bytes = tensor.detach().reshape(-1).view(torch.uint8)
-        crc = zlib.crc32(content_bytes.numpy().data, crc)
+        crc = zlib.crc32(tensor.detach().reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc

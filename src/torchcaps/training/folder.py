@@ -14,9 +14,10 @@ from torchcaps.data.files import identities
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.settings import TrainConfig
-from torchcaps.training.calibration import write_calibration
+from torchcaps.tasks import create_task
+from torchcaps.training.calibration import calibration_of
 from torchcaps.training.callbacks import Callback, Losses
-from torchcaps.training.checkpoint import describe
+from torchcaps.training.checkpoint import describe, load
 from torchcaps.training.device import check_threads, environment
 from torchcaps.training.files import (
     CALIBRATION_FILE,
@@ -46,6 +47,7 @@ from torchcaps.training.run import (
 )
 from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
 from torchcaps.training.update import Updater
+from torchcaps.transfer import device_of
 from torchcaps.types import Json, Tensors
 
 DATA = "checksum of images and labels"  # in the fingerprint
@@ -164,7 +166,15 @@ class RunFolder(Callback):
                     f"stopped after step {step} of {trainer.total_steps}; the state is saved"
                 )
             elif self.is_main:
-                trainer.calibration = write_calibration(self.run, trainer.task, trainer.val_images)
+                # Of the best model, in its folder and with its weights.
+                model = load(self.run.path, device=device_of(trainer.model))
+                task = create_task(model, trainer.task.config, trainer.val_images)
+                calibration = trainer.calibration = calibration_of(task, trainer.val_images)
+                if calibration is not None:
+                    write_json(self.run.path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
+                    tensors, description = load_tensors(self.run.model_path)
+                    description["calibration"] = calibration
+                    save_tensors(self.run.model_path, tensors, description)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""

@@ -47,7 +47,15 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
     if output.exists():
         raise RunError(f"{output}: is there already; name another --output")
     tensors = _read(path)
-    layout, sizes = _recognize(path, tensors)
+    faults = []
+    for layout in LAYOUTS:
+        try:
+            sizes = _match(layout, tensors)
+            break
+        except ValueError as fault:
+            faults.append(f"{layout.source}: {fault}")
+    else:
+        raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
     try:
         name, num_classes, channels, side, options = layout.describe(sizes)
         preprocess = Preprocess(img_size=(side, side), in_chans=channels)
@@ -99,17 +107,6 @@ def _read(path: Path) -> Tensors:
                 f"{path}: expected tensors with numbers in them, got one of {list(array.shape)}"
             )
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _recognize(path: Path, tensors: Tensors) -> tuple[Layout, Sizes]:
-    """The source of a file, and its sizes."""
-    faults = []
-    for layout in LAYOUTS:
-        try:
-            return layout, _match(layout, tensors)
-        except ValueError as fault:
-            faults.append(f"{layout.source}: {fault}")
-    raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
 
 
 def _match(layout: Layout, tensors: Tensors) -> Sizes:

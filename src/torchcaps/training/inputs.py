@@ -1,7 +1,5 @@
 """What a person has, as a data set: arrays of any usual layout, pictures, paths, labels, loaders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 
-from torchcaps.data import Batch, Dataset, load_dataset
+from torchcaps.data import Dataset, load_dataset
 from torchcaps.data.images import check_size, decode_image
-from torchcaps.data.pixels import channels_first, deep_to_bytes, to_channels, to_float
+from torchcaps.data.pixels import to_channels, to_images
 from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
 from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
 from torchcaps.errors import ArgumentError
@@ -172,21 +170,12 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
     if isinstance(images, list | tuple) and images and isinstance(images[0], PICTURES):
         return _decode(images, model)
     try:
-        # numpy is asked first, because torch knows no uint16 in most of its functions.
         array = images if isinstance(images, Tensor) else np.asarray(images)
-        if array.dtype == np.uint16:
-            array = deep_to_bytes(array)
-        pixels = torch.as_tensor(array)
+        return to_images(array, model_size(model, "in_chans"))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             "data", f"expected images as an array, a tensor or a list of pictures ({error})"
         ) from None
-    pixels = channels_first(pixels, model_size(model, "in_chans"))
-    if pixels.is_floating_point():
-        return pixels.float().contiguous()
-    if pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255:
-        pixels = pixels.to(torch.uint8)
-    return pixels.contiguous()
 
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:
@@ -201,24 +190,6 @@ def _decode(pictures: Pictures, model: Any) -> Tensor:
         check_size(name, image, decoded[0].shape[1:])
     channels = max(map(len, decoded))
     return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded])
-
-
-def to_batch(sample: Any, classes: Names, forms: Mapping[str, Form] | None = None) -> Batch:
-    """A batch of a caller's loader.
-
-    Args:
-        sample: (images, labels), more may follow; or a mapping or named tuple of images and
-            targets by name, such as "image" and "label".
-        classes: names of the classes.
-        forms: of the targets, those of all samples; None chooses them by the batch.
-
-    Raises:
-        ArgumentError: another batch.
-    """
-    images, labels = split_sample(sample)
-    inputs = to_float(image_tensor(images))
-    targets = read_targets(labels, classes, forms=forms).tensors
-    return Batch(inputs, targets, torch.arange(len(inputs)))
 
 
 def split_sample(sample: Any) -> tuple[Any, Any]:

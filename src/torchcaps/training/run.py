@@ -1,7 +1,5 @@
 """A training run on disk, as it is read: configuration, metrics, figures."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -69,7 +67,7 @@ class Run:
         return os.fspath(self.path)
 
     @classmethod
-    def open(cls, path: StrPath) -> Run:
+    def open(cls, path: StrPath) -> "Run":
         """An existing run.
 
         Args:
@@ -169,7 +167,7 @@ class Run:
         with reading(file, "evaluation", f"; write it anew with: torchcaps evaluate {self.path}"):
             return read_json(file)
 
-    def curves(self) -> Figure:
+    def curves(self) -> "Figure":
         """Loss and score over epochs; needs matplotlib.
 
         Parts of the loss that validation does not measure are left out.

@@ -9,8 +9,6 @@ random generators to save. `step_seed` makes such a seed. What is chosen in the 
 different purposes has different *streams* of random numbers, whose names go into the seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,7 +61,7 @@ class DatasetBatches:
         config: has the seed, and the number of images of an epoch and of a batch.
     """
 
-    def __init__(self, images: Dataset, task: Task, config: TrainConfig) -> None:
+    def __init__(self, images: Dataset, task: "Task", config: TrainConfig) -> None:
         self.images = images
         self.task = task
         self.config = config

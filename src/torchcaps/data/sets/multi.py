@@ -5,8 +5,6 @@ sets are made on reading from the set of single images. Those with masks are the
 then stay the same in training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -140,7 +138,7 @@ class PairMaker(Maker):
         )
         return train, val
 
-    def to(self, device: torch.device | str) -> PairMaker:
+    def to(self, device: torch.device | str) -> "PairMaker":
         return PairMaker(self.source.to(device), self.max_shift, self.pad, self.seed)
 
     def singles(
