@@ -7,6 +7,7 @@ A reader of folders, tables, archives or shards lists its files as `Entry`; `rea
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -204,18 +205,14 @@ def read_entries(
         raise
     split_targets = {target: column[indices] for target, column in columns.items()}
     split_groups = None if groups is None else groups[indices]
-    if not stays:
-        return Dataset(
-            inputs, split_targets, classes, name, split_groups, tuple(notes), split_files
+    form: Any = partial(Dataset, files=split_files)
+    if stays:
+        notes.append(
+            f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
+            f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
         )
-    notes.append(
-        f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
-        f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
-    )
-    workers = request.workers
-    return DiskDataset(
-        inputs, split_targets, classes, name, split_groups, tuple(notes), workers=workers
-    )
+        form = partial(DiskDataset, workers=request.workers)
+    return form(inputs, split_targets, classes, name, split_groups, tuple(notes))
 
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> Names:

@@ -212,8 +212,7 @@ class Preprocess:
 
     def to_dict(self) -> Json:
         """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
-        settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
-        settings["form"] = self.form and asdict(self.form)
+        settings = asdict(self) | {"img_size": list(self.img_size)}
         if not self.is_picture:
             settings["kind"] = self.kind
         return {name: setting for name, setting in settings.items() if setting is not None}

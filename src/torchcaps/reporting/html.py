@@ -354,33 +354,6 @@ def measures(run: EvaluatedRun) -> Section | None:
     )
 
 
-def headline(run: EvaluatedRun) -> list[str]:
-    """Three sentences on a run: its accuracy, its worst confusion, and its routing."""
-    if run.accuracy is None:
-        return [f"Measured: {run.evaluation.summary}."]
-    count = run.figures["num_samples"]
-    interval = binomtest(round(run.accuracy * count), count).proportion_ci(method="wilson")
-    what = "have all their classes found" if run.is_multilabel else "are right"
-    sentences = [
-        f"{percent(run.accuracy)} of {count:,} test images {what} (95 % interval "
-        f"{100 * interval.low:.2f} to {100 * interval.high:.2f} %)."
-    ]
-    recorded = _recorded_evaluation(run)
-    if isinstance(recorded, Evaluation):
-        mistakes = recorded.confusion.clone().fill_diagonal_(0)
-        true, predicted = divmod(int(mistakes.argmax()), len(mistakes))
-        sentence = "No image is taken for another class."
-        if worst := int(mistakes[true, predicted]):
-            total = int(recorded.confusion[true].sum())
-            sentence = (
-                f"Most often, {recorded.classes[true]} is taken for {recorded.classes[predicted]}: "
-                f"{worst} of {total:,} images."
-            )
-        sentences.append(sentence)
-    section = routing(run)
-    return sentences if section is None else [*sentences, str(section.blocks[0])]
-
-
 def report(
     run: Run | StrPath | Sequence[Run | StrPath],
     path: StrPath | None = None,
@@ -481,7 +454,8 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
 
 def _describe_one(run: EvaluatedRun) -> Json:
     """What the report on a run needs."""
-    parts: list[Any] = run.task.report_items(_recorded_evaluation(run), run.images)
+    recorded = _recorded_evaluation(run)
+    parts: list[Any] = run.task.report_items(recorded, run.images)
     for name, write in SECTIONS.items():
         tasks = SECTIONS.fact(name, "tasks")
         part = write(run) if not tasks or run.task.name in tasks else None
@@ -492,7 +466,8 @@ def _describe_one(run: EvaluatedRun) -> Json:
     )
     return {
         "run": run,
-        "sentences": headline(run),
+        "recorded": recorded if isinstance(recorded, Evaluation) else None,
+        "binomtest": binomtest,
         "above": above,
         "below": [part for part in parts if part not in above],
         # A configuration without choices: the task of this model fills it with its own defaults.

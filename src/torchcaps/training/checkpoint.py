@@ -90,7 +90,7 @@ def build_model(
     Args:
         description: as `describe_model` gives it, or `save` of a model of the user's own.
         generator: draws the weights; None is torch's own.
-        builder: of a model that the description names by a function; see `find_builder`.
+        builder: of a model that the description names by a function; see `load`.
         device: whose memory a registered model has to fit with its training; None checks nothing.
 
     Raises:
@@ -364,7 +364,18 @@ def load(
     if SEPARATOR not in str(description["model"]):
         builder = None
     elif builder is None:
-        builder = find_builder(path, description["model"])
+        # Of a module that was imported by `--import`, what the module itself defines.
+        module, _, function = description["model"].partition(SEPARATOR)
+        names = plugins.imported()  # of modules and files
+        imported = [Path(name).stem if name.endswith(".py") else name for name in names]
+        if module in imported and not any(part.startswith("_") for part in function.split(".")):
+            builder = _find(module, function)
+        if not (callable(builder) and getattr(builder, "__module__", None) == module):
+            raise RunError(
+                f"{path}: was built by {description['model']}, and a file never runs code by itself; "
+                "if you trust it, pass that function to load(..., builder=...), or import its module "
+                f"with --import {module}"
+            )
     try:
         if builder is None:
             with on_meta():  # compared before the model takes memory
@@ -463,31 +474,6 @@ def _with_classes(model: nn.Module, num_classes: int, description: Json) -> nn.M
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized
-
-
-def find_builder(path: Path, name: str) -> Builder:
-    """The builder that a file names, if its module was imported by `--import`.
-
-    Only what the module itself defines is taken, never what it has imported from elsewhere.
-
-    Args:
-        path: of the file, for the error.
-        name: `package.module:name`.
-
-    Raises:
-        RunError: its module was not imported so, or does not define it.
-    """
-    module, _, function = name.partition(SEPARATOR)
-    names = plugins.imported()  # of modules and files
-    imported = [Path(name).stem if name.endswith(".py") else name for name in names]
-    if module in imported and not any(part.startswith("_") for part in function.split(".")):
-        builder = _find(module, function)
-        if callable(builder) and getattr(builder, "__module__", None) == module:
-            return builder
-    raise RunError(
-        f"{path}: was built by {name}, and a file never runs code by itself; if you trust it, pass "
-        f"that function to load(..., builder=...), or import its module with --import {module}"
-    )
 
 
 def _find(module: str, name: str) -> Any:

@@ -399,7 +399,9 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
                         f"{value} now"
                     )
             state = TrainingState(**description["state"])
-            state.check(trainer.total_steps)
+            if not 0 <= state.step <= trainer.total_steps:
+                expected = f"expected 0 to {trainer.total_steps}"
+                raise ValueError(f"step: {expected}, got {state.step}")
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:

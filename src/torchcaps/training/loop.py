@@ -70,19 +70,6 @@ class TrainingState:
     sums: Losses = field(default_factory=dict)
     loss_scale: Losses = field(default_factory=dict)
 
-    def check(self, total_steps: int) -> None:
-        """Raise ValueError for the first value that no training of `total_steps` steps has."""
-        if self.sums and not {"loss", "count"} <= self.sums.keys():
-            raise ValueError(f"sums: expected loss and count among them, got {self.sums!r}")
-        expected = vars(TrainingState()) | dict.fromkeys(self.sums, 0.0)
-        for name, value in (vars(self) | self.sums).items():
-            kind = type(expected[name])
-            if type(value) is not kind or (kind is float and not math.isfinite(value)):
-                wording = "a finite number" if kind is float else kind.__name__
-                raise ValueError(f"{name}: expected {wording}, got {value!r}")
-        if not 0 <= self.step <= total_steps:
-            raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
-
 
 class Trainer:
     """One training of a task, on the device of its model.
@@ -108,6 +95,12 @@ class Trainer:
         steps_per_epoch, total_steps, planned_steps: numbers of steps; the last without added epochs.
         probe_step: number of steps after which a second start is decided.
     """
+
+    calibration: Json | None = None
+    checkpoint: Path | None = None
+    is_stopped = is_finished = False
+    error: BaseException | None = None
+    graph: Any = None
 
     def __init__(
         self,
@@ -142,12 +135,6 @@ class Trainer:
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
-        self.calibration: Json | None = None
-        self.checkpoint: Path | None = None
-        self.is_stopped = False
-        self.is_finished = False
-        self.error: BaseException | None = None
-        self.graph: Any = None
         if device.type == "cuda" or config.training.graph == "yes":
             from torchcaps.training.graph import StepGraph
 
