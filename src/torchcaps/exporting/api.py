@@ -16,7 +16,7 @@ from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
 from torchcaps.reporting.api import ModelOrRun
-from torchcaps.reporting.prediction import Predictor, load_model
+from torchcaps.reporting.prediction import load_model
 from torchcaps.training.files import atomic, files_of, make_folder
 from torchcaps.training.run import is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
@@ -144,7 +144,7 @@ def export(
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
     weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
-    metadata = _describe(model_or_run, model)
+    metadata = _describe(model)
     metadata |= {"weights": weights, "loss": loss, "changed": changed}
     metadata["checked"] = {"images": source, "batches": batches}
     make_folder(path.parent)
@@ -193,11 +193,10 @@ def _check_images(
     return [images[batch] for batch in indices.split(sizes)], source
 
 
-def _describe(model_or_run: ModelOrRun, model: nn.Module) -> Json:
+def _describe(model: nn.Module) -> Json:
     """What a file says of its model."""
     metadata = model_metadata(model)
     spec = spec_of(model)
-    calibration = Predictor(model_or_run).calibration
     return {
         "format": FORMAT,
         "version": torchcaps.__version__,
@@ -206,7 +205,7 @@ def _describe(model_or_run: ModelOrRun, model: nn.Module) -> Json:
         "activation": spec.activation,
         "classes": list(metadata.classes),
         "preprocess": None if metadata.preprocess is None else metadata.preprocess.to_dict(),
-        "calibration": None if calibration is None else calibration.to_dict(),
+        "calibration": metadata.calibration,
     }
 
 

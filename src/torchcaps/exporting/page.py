@@ -30,9 +30,10 @@ from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import open_task
-from torchcaps.reporting.prediction import Predictor
+from torchcaps.training import Run
+from torchcaps.training.checkpoint import model_file
 from torchcaps.training.files import load_tensors
-from torchcaps.training.run import EVALUATION_FILE, is_run
+from torchcaps.training.run import is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
 SMALL = 8192  # numbers of a tensor that stays in float32
@@ -353,11 +354,7 @@ def facts_of(run: Path) -> Json:
         unknown: the least "length" and "margin" and the largest "error", of images that were
         "changed" into the form of the training images, and of others.
     """
-    if is_run(run):
-        file = run / EVALUATION_FILE
-        figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    else:
-        figures = load_tensors(run)[1].get("weights", {})
-    calibration = Predictor(run).calibration
-    limits = {} if calibration is None else calibration.to_dict().get("limits", {})
+    description = load_tensors(model_file(run))[1]
+    figures = (Run(run).figures or {}) if is_run(run) else description.get("weights", {})
+    limits = (description.get("calibration") or {}).get("limits", {})
     return {"accuracy": figures.get("accuracy", figures.get("exact")), "limits": limits}

@@ -26,7 +26,7 @@ from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
 from torchcaps.training import Run, TrainConfig
 from torchcaps.training.run import EVALUATION_FILE
-from torchcaps.training.sampling import cropped, load_images, load_official_val, split
+from torchcaps.training.sampling import cropped, read_images
 from torchcaps.types import Json, StrPath
 
 MAX_IMAGES = 10_000
@@ -144,9 +144,7 @@ class EvaluatedRun:
 
     def held_out_images(self) -> Dataset:
         """The training images that the model was chosen with."""
-        official_val = load_official_val(self.config)
-        images = load_images(self.config, "train")
-        return split(images, self.config, official_val)[1]
+        return read_images(self.config)[2]
 
 
 @lru_cache(maxsize=1)

@@ -244,8 +244,7 @@ class Predictor:
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the model; None where it has none."""
-        model = self.run if isinstance(self.run, nn.Module) else self.task.model
-        kept = model_metadata(model).calibration
+        kept = model_metadata(self.task.model).calibration
         return None if kept is None else HeldOutCalibration.from_dict(kept)
 
     def __getstate__(self) -> Json:

@@ -393,9 +393,7 @@ def load(
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
-        reason = one_line(str(error))
-        if isinstance(error, KeyError):
-            reason = f"{error} is missing"
+        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(str(error))
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     if num_classes is not None:
         model = _with_classes(model, num_classes, description)

@@ -1,6 +1,6 @@
 """What a person has, as a data set: arrays of any usual layout, pictures, paths, labels, loaders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from torchcaps.data import Dataset, load_dataset
 from torchcaps.data.images import check_size, decode_image
 from torchcaps.data.pixels import to_channels, to_images
 from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
-from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
+from torchcaps.data.targets import (
+    TARGET_KEYS,
+    Form,
+    Targets as TargetTensors,
+    read_targets,
+    to_array,
+)
 from torchcaps.errors import ArgumentError
 from torchcaps.tasks import task_class
 from torchcaps.types import Names, StrPath, declares, spec_of
@@ -223,10 +229,31 @@ def read_loader(
         forms: of the targets, if known.
     """
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
-    images, labels = zip(*map(split_sample, loader), strict=True)
-    read = read_targets(join_targets(labels), classes, target=target, forms=forms)
-    pixels = torch.cat([image_tensor(batch) for batch in images])
+    pixels, read = read_samples(loader, classes, target, forms)
     return make_set(pixels, read.tensors, read.classes, type(loader.dataset).__name__)
+
+
+def read_samples(
+    samples: Iterable[Any],
+    classes: Names = (),
+    target: str | None = None,
+    forms: Mapping[str, Form] | None = None,
+) -> tuple[Tensor, TargetTensors]:
+    """Images and targets of a caller's batches.
+
+    Args:
+        samples: each (images, labels), more may follow; or a mapping or named tuple of images and
+            targets by name, such as "image" and "label".
+        classes: names of the classes; by default those of the labels.
+        target: that the task takes, if known.
+        forms: of the targets, if known.
+
+    Raises:
+        ArgumentError: other samples.
+    """
+    images, labels = zip(*map(split_sample, samples), strict=True)
+    read = read_targets(join_targets(labels), classes, target=target, forms=forms)
+    return torch.cat([image_tensor(batch) for batch in images]), read
 
 
 def join_targets(batches: Sequence[Any]) -> Any:

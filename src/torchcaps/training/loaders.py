@@ -1,6 +1,6 @@
 """Training on a `Dataset` or a `DataLoader` of the caller, whose own transforms stay in force."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -32,9 +32,9 @@ from torchcaps.training.inputs import (
     dataset_targets,
     expected_target,
     image_tensor,
-    join_targets,
     model_size,
     read_loader,
+    read_samples,
     split_sample,
 )
 from torchcaps.training.sampling import (
@@ -45,7 +45,6 @@ from torchcaps.training.sampling import (
     split_batches,
     step_seed,
 )
-from torchcaps.types import Names
 
 # What a loader over a part of a data set takes over from the loader of the whole.
 KEPT_OPTIONS = (
@@ -206,7 +205,8 @@ class LoaderBatches(DatasetBatches):
         step = 0
         while group := list(islice(samples, self.config.optimizer.accumulate)):
             if step >= start:
-                yield join_samples(group, self.images.classes, self.samples.forms)
+                pixels, read = read_samples(group, self.images.classes, forms=self.samples.forms)
+                yield Batch(to_float(pixels), read.tensors, torch.arange(len(pixels)))
             step += 1
 
     def _loader(self, epoch: int) -> DataLoader[Any]:
@@ -234,23 +234,3 @@ class LoaderBatches(DatasetBatches):
             drop_last=data.drop_last,
             shuffle=isinstance(data.sampler, RandomSampler),
         )
-
-
-def join_samples(
-    samples: Sequence[Any], classes: Names, forms: Mapping[str, Form] | None = None
-) -> Batch:
-    """Batches of a caller's loader as one.
-
-    Args:
-        samples: each (images, labels), more may follow; or a mapping or named tuple of images and
-            targets by name, such as "image" and "label".
-        classes: names of the classes.
-        forms: of the targets, those of all samples; None chooses them by the batches.
-
-    Raises:
-        ArgumentError: another batch.
-    """
-    images, labels = zip(*map(split_sample, samples), strict=True)
-    inputs = torch.cat([to_float(image_tensor(part)) for part in images])
-    targets = read_targets(join_targets(labels), classes, forms=forms).tensors
-    return Batch(inputs, targets, torch.arange(len(inputs)))

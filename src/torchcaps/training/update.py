@@ -214,13 +214,10 @@ class Updater:
                 self.precision in AUTOCAST,
                 cache_enabled=False,
             )
-            dropout: AbstractContextManager[Any] = nullcontext()
-            if self.dropout is not None:
-                dropout = use_generator(self.dropout)
+            dropout: Any = use_generator(self.dropout) if self.dropout else nullcontext()
             # The ranks exchange the sums of all parts, with the last one.
-            sync: AbstractContextManager[Any] = nullcontext()
-            if number < len(parts) and self.ranks.world_size > 1:
-                sync = self.training_step.no_sync()
+            is_early = number < len(parts) and self.ranks.world_size > 1
+            sync: Any = self.training_step.no_sync() if is_early else nullcontext()
             with sync:
                 with dropout, autocast, exclude_padding_rows(part_size):
                     losses = self.training_step(part, fraction_trained)
