@@ -233,6 +233,12 @@ def check_flag(flag: str, number: float, low: float, high: float | None = None) 
         check_range(flag, number, low, high)
 
 
+def use_threads(count: int) -> None:
+    """Let torch take so many processor threads."""
+    with usage():
+        tc.training.device.set_threads("--threads", count)
+
+
 def parse(
     commands: Mapping[str, Command], words: Sequence[str], description: str
 ) -> partial[int | None]:
@@ -275,8 +281,7 @@ def parse(
     if unknown:
         parser.error(f"expected no further words, got {' '.join(unknown)}")
     if "threads" in values:
-        with usage():
-            tc.training.device.set_threads("--threads", values.threads)
+        use_threads(values.threads)
     hints = get_type_hints(command)
     arguments: dict[str, Any] = {}
     for key, value in vars(values).items():  # by the keys of `list_arguments`

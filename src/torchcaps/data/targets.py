@@ -39,14 +39,6 @@ TARGET_KEYS = {
     "masks": "mask",
     "value": "value",
 }
-TARGET_OF_FORM = {
-    "classes": "label",
-    "one_hot": "label",
-    "hot": "labels",
-    "lists": "labels",
-    "masks": "mask",
-    "values": "value",
-}
 SEQUENCES = (list, tuple, set, np.ndarray)
 
 
@@ -54,7 +46,7 @@ class Form(NamedTuple):
     """How a target is written.
 
     Attributes:
-        kind: a name of `TARGET_OF_FORM`.
+        kind: "classes", "one_hot", "hot", "lists", "masks" or "values".
         axis: of masks, the one that is no axis of space; None where there is none.
     """
 
@@ -110,9 +102,8 @@ def read_targets(
             continue
         if key not in form_of:
             form_of[key] = _choose_form(array, target if name == "label" else name)
-        form = form_of[key]
-        encoded, classes = _encode(array, form, classes, num_classes)
-        tensors[TARGET_OF_FORM[form.kind]] = encoded
+        target_name, encoded, classes = _encode(array, form_of[key], classes, num_classes)
+        tensors[target_name] = encoded
     if not classes and "value" in tensors:
         classes = tuple(f"value {index}" for index in range(tensors["value"].shape[1]))
     return Targets(classes, tensors, form_of)
@@ -191,14 +182,14 @@ def _class_axis(masks: np.ndarray) -> int | None:
 
 def _encode(
     array: np.ndarray, form: Form, classes: Names, num_classes: int | None
-) -> tuple[Tensor, Names]:
-    """A target, and the names of its classes, which are `classes` where these are known."""
+) -> tuple[str, Tensor, Names]:
+    """A target with its name, and the names of its classes, which are `classes` if known."""
     if form.kind == "values":
-        return torch.as_tensor(array).float().reshape(len(array), -1), classes
+        return "value", torch.as_tensor(array).float().reshape(len(array), -1), classes
     if form.kind == "classes":
         array = array.reshape(-1)
         classes = classes or class_names(array, num_classes)
-        return known_indices(array, classes), classes
+        return "label", known_indices(array, classes), classes
     if form.kind == "lists":
         lists = [to_array(list(row)) for row in array]
         classes = classes or class_names(np.concatenate(lists), num_classes)
@@ -209,7 +200,7 @@ def _encode(
                     "labels", f"expected each class of an image once, got {row.tolist()}"
                 )
             hot[index, known_indices(row, classes)] = 1
-        return hot, classes
+        return "labels", hot, classes
     expected = len(classes) or num_classes
     if form.kind == "masks":
         array = _mask_indices(array, form.axis, expected or 0)
@@ -222,7 +213,9 @@ def _encode(
         raise _count_error(expected, count)
     rows = torch.from_numpy(array.astype(np.uint8))
     classes = classes or numbered("labels", (expected or count) - 1)
-    return (rows.argmax(dim=1) if form.kind == "one_hot" else rows), classes
+    if form.kind == "one_hot":
+        return "label", rows.argmax(dim=1), classes
+    return "mask" if form.kind == "masks" else "labels", rows, classes
 
 
 def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.ndarray:
