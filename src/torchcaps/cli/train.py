@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 
 
 CONTROL_FOLDER = "control"  # within the run's
+RECIPE = """\
+title = {{ dumps(title) }}
+published = "none"
+
+[run]
+{% for name, value in config.flat().items() if value is not none and value is not mapping %}
+{{ name }} = {{ dumps(value) }}  # {{ config.origins.get(name, "default") }}
+{% endfor %}
+{% for name, value in config.flat().items() if value is mapping and value %}
+
+[run.{{ name }}]  # {{ config.origins.get(name, "default") }}
+{% for key, option in value.items() %}
+{{ key }} = {{ dumps(option) }}
+{% endfor %}
+{% endfor %}"""
 
 
 def train(
@@ -247,16 +262,10 @@ def format_recipe(config: "TrainConfig", title: str) -> str:
         config: of the run.
         title: of the recipe.
     """
-    lines = [f"title = {json_text.dumps(title)}", 'published = "none"', "", "[run]"]
-    options = []
-    for name, value in config.flat().items():
-        origin = config.origins.get(name, "default")
-        if isinstance(value, dict) and value:
-            options += ["", f"[run.{name}]  # {origin}"]
-            options += [f"{key} = {json_text.dumps(option)}" for key, option in value.items()]
-        elif value is not None and value != {}:
-            lines.append(f"{name} = {json_text.dumps(value)}  # {origin}")
-    return "\n".join(lines + options)
+    from jinja2 import Template
+
+    recipe = Template(RECIPE, trim_blocks=True)
+    return recipe.render(title=title, config=config, dumps=json_text.dumps).rstrip()
 
 
 def control_config(run: tc.training.Run) -> "TrainConfig":
