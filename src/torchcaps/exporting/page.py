@@ -43,8 +43,6 @@ NUM_STOPPED = 200  # images that routing is stopped early on
 NUM_EXAMPLES = 4  # images of each class that are in the page
 CONTENT = re.compile(r'<script type="application/json" id="content">(.*?)</script>', re.DOTALL)
 PACKED = re.compile(r'<script type="text/plain" id="packed-(\d+)">(.*?)</script>', re.DOTALL)
-SCRIPT = re.compile(r'<script src="([\w-]+\.js)"></script>')
-STYLE = re.compile(r'<link rel="stylesheet" href="([\w-]+\.css)">')
 
 
 class Content(NamedTuple):
@@ -206,32 +204,29 @@ def assemble(contents: Sequence[Content], source: str = "local") -> str:
     Returns:
         HTML, with everything in it.
     """
+    from jinja2 import Template
+
     networks = []
     packed = []
-    for number, content in enumerate(contents):
+    for content in contents:
         table, text = pack(content.arrays)
         networks.append(content.head | {"arrays": table})
-        packed.append(f'<script type="text/plain" id="packed-{number}">{text}</script>')
+        packed.append(text)
     about = {"version": torchcaps.__version__, "source": source, "networks": networks}
-    text = json.dumps(about, allow_nan=False).replace("<", "\\u003c")
-    html = (STATIC / "index.html").read_text(encoding="utf-8")
-    hashes = {"script": "", "style": ""}
 
-    def inline(match: re.Match[str]) -> str:
-        if match[1].startswith("source-") and match[1] != f"source-{source}.js":
-            return ""
-        tag = "style" if match[1].endswith(".css") else "script"
-        code = (STATIC / match[1]).read_text(encoding="utf-8")
-        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-        hashes[tag] += f" 'sha256-{digest}'"
-        return f"<{tag}>{code}</{tag}>"
+    def code(file: str) -> str:
+        return (STATIC / file).read_text(encoding="utf-8")
 
-    html = STYLE.sub(inline, SCRIPT.sub(inline, html))
-    policy = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src{hashes['script']}; style-src{hashes['style']}"
-    policy += "; connect-src 'self'" if source == "server" else "; connect-src 'none'"
-    data = f'<script type="application/json" id="content">{text}</script>\n' + "\n".join(packed)
-    return html.replace("{{policy}}", policy).replace("{{data}}", data)
+    def digest(file: str) -> str:
+        return base64.b64encode(hashlib.sha256(code(file).encode()).digest()).decode()
+
+    return Template(code("index.html"), trim_blocks=True, keep_trailing_newline=True).render(
+        code=code,
+        digest=digest,
+        source=source,
+        content=json.dumps(about, allow_nan=False).replace("<", "\\u003c"),
+        packed=packed,
+    )
 
 
 def pack(arrays: Sequence[np.ndarray]) -> tuple[list[Json], str]:
