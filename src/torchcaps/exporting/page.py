@@ -32,7 +32,7 @@ from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import open_task
 from torchcaps.training import Run
 from torchcaps.training.checkpoint import model_file
-from torchcaps.training.files import load_tensors
+from torchcaps.training.files import read_header
 from torchcaps.training.run import is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
@@ -349,7 +349,7 @@ def facts_of(run: Path) -> Json:
         unknown: the least "length" and "margin" and the largest "error", of images that were
         "changed" into the form of the training images, and of others.
     """
-    description = load_tensors(model_file(run))[1]
+    description = read_header(model_file(run))[1]
     figures = (Run(run).figures or {}) if is_run(run) else description.get("weights", {})
     limits = (description.get("calibration") or {}).get("limits", {})
     return {"accuracy": figures.get("accuracy", figures.get("exact")), "limits": limits}

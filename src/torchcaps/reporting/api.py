@@ -32,7 +32,7 @@ from torchcaps.reporting.prediction import ModelOrRun as ModelOrRun, load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
 from torchcaps.training import Run
-from torchcaps.training.files import MODEL_FILE, atomic, load_tensors, make_folder, write_json
+from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.training.sampling import cropped, select_fold
@@ -124,7 +124,7 @@ def _shown_data(path: Path | None) -> str:
     if path is None:
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
     file = path / MODEL_FILE if path.is_dir() else path
-    name = load_tensors(file)[1].get("weights", {}).get("shown")
+    name = read_header(file)[1].get("weights", {}).get("shown")
     if name is None:
         raise RunError(
             f"{path}: a model file does not say what data it was trained on; give --data"

@@ -36,6 +36,7 @@ from torchcaps.training.files import (
     MODEL_FILE,
     load_tensors,
     make_folder,
+    read_header,
     save_tensors,
 )
 from torchcaps.types import (
@@ -164,7 +165,7 @@ def _read_spec(description: Mapping[str, Any]) -> ModelSpec | None:
 def check_fit(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     """Raise ValueError unless tensors are those of a model's state: names, sizes, kinds of number.
 
-    The model may be on the meta device.
+    Both may be on the meta device.
     """
     state = model.state_dict()
     for name in sorted(state.keys() ^ tensors.keys()):
@@ -356,7 +357,7 @@ def load(
         >>> new_model = tc.load("runs/capsnet-digits", num_classes=4)
     """
     path = model_file(local_path(checkpoint_or_run_folder))
-    tensors, description = load_tensors(path)
+    shapes, description = read_header(path)
     if "model" not in description:
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
@@ -378,13 +379,14 @@ def load(
             )
     try:
         if builder is None:
-            with on_meta():  # compared before the model takes memory
+            with on_meta():  # compared before the tensors or the model take memory
                 model = build_model(description)
-            check_fit(tensors, model)
+            check_fit(shapes, model)
         if builder is not None or not _is_in_state(model):
             # Its weights are replaced below; the caller's generator is untouched.
             model = build_model(description, torch.Generator(), builder)
-            check_fit(tensors, model)
+            check_fit(shapes, model)
+        tensors, _ = load_tensors(path)
         state = {}  # in the types and the order of the tensors of the model
         for name, tensor in model.state_dict().items():
             state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])

@@ -205,8 +205,38 @@ def save_tensors(
 def load_tensors(path: Path) -> tuple[Tensors, Json]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
-    Raises RunError for a file that is absent, damaged (one bit is enough), of another format, or
-    with a header of more than 16 MiB.
+    Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
+    """
+    with _opened(path) as (file, content):
+        names = list(file.keys())
+        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
+        if content.pop("crc32", None) != checksum(tensors, content):
+            raise ValueError("its content does not match its checksum")
+        del content["format"]
+        return tensors, content
+
+
+def read_header(path: Path) -> tuple[Tensors, Json]:
+    """A file's tensors on the meta device, and its description; no tensor is read.
+
+    Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
+    `load_tensors`, but for damage outside of the header.
+    """
+    tensors = {}
+    with _opened(path) as (file, content):
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            is_floating = part.get_dtype().startswith(("F", "BF"))
+            dtype = torch.float32 if is_floating else torch.int64
+            tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        return tensors, content
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
+    """A safetensors file with a header of at most 16 MiB; its description, format and checksum.
+
+    What fails while it is open is a RunError.
     """
     with reading(path, "checkpoint"):
         check_regular(path)
@@ -226,12 +256,7 @@ def load_tensors(path: Path) -> tuple[Tensors, Json]:
                 raise RunError(
                     f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
                 )
-            names = list(file.keys())
-            tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
-        if content.pop("crc32", None) != checksum(tensors, content):
-            raise ValueError("its content does not match its checksum")
-    del content["format"]
-    return tensors, content
+            yield file, content
 
 
 def checksum(tensors: Tensors, content: Json | None = None) -> int:
