@@ -1,5 +1,7 @@
 """torchcaps train, with the control that a trained model is compared with, and torchcaps reproduce."""
 
+from __future__ import annotations
+
 import json as json_text
 import shlex
 from collections.abc import Mapping, Sequence
@@ -180,7 +182,7 @@ def audit(
     show(json, audited.to_dict(), audited.table().lines, "\n".join(audited.verdict))
 
 
-def _evaluate(config: "TrainConfig", folder: Path, control: bool, resume: bool, json: bool) -> None:
+def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, json: bool) -> None:
     """Evaluate a run on the test images, and its control beside it where there is one."""
     from torchcaps.types import spec_of
 
@@ -210,7 +212,7 @@ def _evaluate(config: "TrainConfig", folder: Path, control: bool, resume: bool, 
     note_next(folder, "report", "explore", "predict IMAGE")
 
 
-def _train(config: "TrainConfig", folder: Path, resume: bool, training: Any) -> None:
+def _train(config: TrainConfig, folder: Path, resume: bool, training: Any) -> None:
     """Train with a bar and a line per epoch.
 
     Args:
@@ -230,7 +232,7 @@ def _train(config: "TrainConfig", folder: Path, resume: bool, training: Any) -> 
             raise UsageError(f"--option: {error}") from error
 
 
-def resolve(recipe_or_model: str, settings: Settings, options: Mapping[str, Any]) -> "TrainConfig":
+def resolve(recipe_or_model: str, settings: Settings, options: Mapping[str, Any]) -> TrainConfig:
     """The recipe or model of this name, with the changes of the command line.
 
     Args:
@@ -255,7 +257,7 @@ def resolve(recipe_or_model: str, settings: Settings, options: Mapping[str, Any]
         return config.updated(**settings, model_options={**config.model.options, **options})
 
 
-def format_recipe(config: "TrainConfig", title: str) -> str:
+def format_recipe(config: TrainConfig, title: str) -> str:
     """A recipe that runs a configuration, the text of a `.toml` file; a comment has each origin.
 
     Args:
@@ -268,7 +270,7 @@ def format_recipe(config: "TrainConfig", title: str) -> str:
     return recipe.render(title=title, config=config, dumps=json_text.dumps).rstrip()
 
 
-def control_config(run: tc.training.Run) -> "TrainConfig":
+def control_config(run: tc.training.Run) -> TrainConfig:
     """The configuration of the control: the same training of the same images, by its own loss.
 
     Its head has a hidden layer, and so as many weights as that of the run.
