@@ -129,7 +129,7 @@ def _describe_module(network: Network, module: Any) -> list[Layer]:
         return [*_describe_module(network, module.conv), group]
     if kind is WholeMapConv2d:
         weight = keep(module.weight[:, 0])
-        layer = {"op": "weigh", "weight": weight, "bias": keep(module.bias)}
+        layer: Layer = {"op": "weigh", "weight": weight, "bias": keep(module.bias)}
         return [layer, {"op": "group", "dim": PRIMARY_DIM, "by": "flat", "squash": "steep"}]
     if isinstance(module, nn.Conv2d):
         layer = {"op": "convolve", "weight": keep(module.weight), "bias": keep(module.bias)}
