@@ -199,7 +199,7 @@ def evaluate_run(
     """
     if max_images is not None:
         check_range("images", max_images, low=1)
-    run = Run.open(Path(path))
+    run = path if isinstance(path, Run) else Run.open(path)
     task, images = open_task(run, root=root, device=device)
     config = run.config
     epochs = run.epochs
