@@ -58,7 +58,15 @@ def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
             return
         _loaded.add(GROUP)
         for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
-            _load(point)
+            try:
+                with _all_or_nothing():
+                    plugin = point.load()
+                    if callable(plugin):
+                        plugin()
+            except (Exception, SystemExit) as error:
+                owner = f"the package {point.dist.name}" if point.dist else "an unknown package"
+                failure = f"cannot be loaded ({_describe(error)})"
+                _failures.append(one_line(f"the plug-in {point.name!r} of {owner} {failure}"))
     say = tell or partial(warnings.warn, stacklevel=3)
     for sentence in _failures:
         say(sentence)
@@ -146,18 +154,6 @@ def _module_of(file: Path) -> str:
         other = f"{file.stem!r} is the name of another module, or of none"
         raise PluginError(f"{file}: {other}; rename the file")
     return file.stem
-
-
-def _load(point: metadata.EntryPoint) -> None:
-    try:
-        with _all_or_nothing():
-            plugin = point.load()
-            if callable(plugin):
-                plugin()
-    except (Exception, SystemExit) as error:
-        owner = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
-        failure = f"the plug-in {point.name!r} of {owner} cannot be loaded ({_describe(error)})"
-        _failures.append(one_line(failure))
 
 
 def _describe(error: BaseException) -> str:

@@ -44,8 +44,7 @@ class Registry(Mapping[str, T]):
         self.kind = kind
         self.home = home
         self.facts = {"reads": ()} | facts
-        self._entries: dict[str, T] = {}
-        self._facts: dict[str, dict[str, Any]] = {}
+        self._entries: dict[str, tuple[T, dict[str, Any]]] = {}  # with their facts
         plugins.SAVES.append(self._save)
 
     def add(self, name: str, entry: T, *, replace: bool = False, **facts: Any) -> None:
@@ -66,8 +65,7 @@ class Registry(Mapping[str, T]):
         if name in self._entries and not replace:
             taken = f"{name!r} is registered already"
             raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
-        self._entries[name] = entry
-        self._facts[name] = self.facts | facts
+        self._entries[name] = (entry, self.facts | facts)
 
     def register(self, name: str | None = None, **options: Any) -> Callable[[E], E]:
         """Decorator that registers a function or class, by default under its own name.
@@ -94,7 +92,7 @@ class Registry(Mapping[str, T]):
         """
         if name not in self._entries and name not in self:
             raise self.unknown(name)
-        return self._entries[name]
+        return self._entries[name][0]
 
     def fact(self, name: str, fact: str = "reads") -> Any:
         """What was said of an entry when it was registered.
@@ -107,7 +105,7 @@ class Registry(Mapping[str, T]):
             UnknownNameError: there is no such entry.
         """
         self[name]  # raises the error for an unknown name
-        return self._facts[name][fact]
+        return self._entries[name][1][fact]
 
     def unknown(self, name: str) -> UnknownNameError:
         """The error for a name that is not registered; its note is about plug-ins."""
@@ -145,11 +143,9 @@ class Registry(Mapping[str, T]):
         if self.home:
             import_submodules(self.home)
         entries = dict(self._entries)
-        facts = dict(self._facts)
 
         def restore() -> None:
             self._entries = entries
-            self._facts = facts
 
         return restore
 
@@ -164,7 +160,7 @@ class Registry(Mapping[str, T]):
 
     def registered(self) -> list[T]:
         """The entries so far, without those of plug-ins that are not loaded yet."""
-        return list(self._entries.values())
+        return [entry for entry, _ in self._entries.values()]
 
     def names(self) -> list[str]:
         """The names, sorted."""
@@ -172,7 +168,7 @@ class Registry(Mapping[str, T]):
 
     def name_of(self, entry: object) -> str | None:
         """The name under which an entry is registered; None if it is not."""
-        for name, other in self._entries.items():
+        for name, (other, _) in self._entries.items():
             if other is entry:
                 return name
         return None

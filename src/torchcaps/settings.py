@@ -5,8 +5,6 @@ own, so that it may be given with or without its group: `{"lr": 0.1}` is
 `{"optimizer": {"lr": 0.1}}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
@@ -18,6 +16,7 @@ from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
 from torchcaps.groups import SettingsGroup, field_types, setting as setting
 from torchcaps.registry import Registry
+from torchcaps.types import Json
 
 # Of settings that only some optimizers or schedules read, those that do (`setting(of=...)`).
 CHOICES: dict[str, Registry[Any]] = {
@@ -33,7 +32,7 @@ class ModelSettings(SettingsGroup):
     """Which model."""
 
     name: str = setting("capsnet", "name of a registered model", name="model")
-    options: dict[str, Any] = setting({}, "the model's own options by name", name="model_options")  # noqa: RUF009
+    options: Json = setting({}, "the model's own options by name", name="model_options")  # noqa: RUF009
     init: str | None = setting(
         None,
         "weights to begin with: of a run, a model file, or a model whose weights come with the package; "
@@ -46,7 +45,7 @@ class ModelSettings(SettingsGroup):
     )
 
     @property
-    def all_options(self) -> dict[str, Any]:
+    def all_options(self) -> Json:
         """The options of the model, the backbone among them if one is named."""
         if self.backbone is None:
             return self.options
@@ -133,7 +132,7 @@ class DataSettings(SettingsGroup):
     skip_damaged: bool = setting(False, "leave out image files that cannot be read")
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """How image files are read, as `load_dataset` takes it."""
         return {option.name: getattr(self, option.name) for option in fields(ReadOptions)}
 
@@ -176,7 +175,7 @@ class OptimizerSettings(SettingsGroup):
     """How weights are updated."""
 
     name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimizer")
-    options: dict[str, Any] = setting(  # noqa: RUF009
+    options: Json = setting(  # noqa: RUF009
         {}, "the optimizer's own options by name", name="optimizer_options"
     )
     lr: float | None = setting(
@@ -185,7 +184,7 @@ class OptimizerSettings(SettingsGroup):
         valid=(lambda lr: lr > 0, "a number above 0"),
     )
     weight_decay: float = setting(0.0, "decay of every weight in each step; 0 is off", low=0)
-    lr_scale: dict[str, Any] = setting(  # noqa: RUF009
+    lr_scale: Json = setting(  # noqa: RUF009
         {}, 'factors of the learning rate by patterns of parameter names, such as "stem.*": 0.1'
     )
     momentum: float | None = setting(
@@ -314,7 +313,7 @@ class TrainConfig:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, **settings: Any) -> TrainConfig:
+    def of(cls, **settings: Any) -> "TrainConfig":
         """A run of these settings, by their names without groups, or by groups.
 
         Args:
@@ -331,7 +330,7 @@ class TrainConfig:
         return cls.from_dict(settings)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], origin: str = "given") -> TrainConfig:
+    def from_dict(cls, values: Mapping[str, Any], origin: str = "given") -> "TrainConfig":
         """The inverse of `to_dict`; it also reads settings without groups.
 
         Args:
@@ -347,18 +346,18 @@ class TrainConfig:
         """
         return cls().replaced(flattened(values), origin)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """JSON-ready, by groups."""
         return {group: asdict(getattr(self, group)) for group in groups()}
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> Json:
         """Every setting by its name without a group."""
         settings = {}
         for name, info in known_settings().items():
             settings[name] = getattr(getattr(self, info.group), info.key)
         return settings
 
-    def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
+    def updated(self, origin: str = "given", /, **changes: Any) -> "TrainConfig":
         """A copy with changes.
 
         Another optimizer or schedule comes with the defaults of the settings that only some
@@ -383,7 +382,7 @@ class TrainConfig:
                 resets[name] = info.default
         return self.replaced(resets, "default").replaced(updates, origin)
 
-    def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
+    def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> "TrainConfig":
         """A copy in which defaults take the place of open settings: those of None or "auto".
 
         Args:
@@ -400,7 +399,7 @@ class TrainConfig:
                 changes[name] = default
         return self.replaced(changes, origin)
 
-    def replaced(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
+    def replaced(self, changes: Mapping[str, Any], origin: str) -> "TrainConfig":
         """A copy with other values; see `updated`.
 
         Args:
@@ -413,8 +412,8 @@ class TrainConfig:
         if not changes:
             return self
         infos = known_settings()
-        updated: dict[str, Any] = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
-        by_group: dict[str, dict[str, Any]] = {}
+        updated: Json = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
+        by_group: dict[str, Json] = {}
         for name, value in changes.items():
             by_group.setdefault(infos[name].group, {})[infos[name].key] = value
         for group, values in by_group.items():
@@ -442,7 +441,7 @@ class SettingInfo(NamedTuple):
     of: str | None
 
 
-def groups() -> dict[str, Any]:
+def groups() -> Json:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
     return _tables(tuple(ordered_augmentations()))[0]
 
@@ -455,7 +454,7 @@ def known_settings() -> dict[str, SettingInfo]:
 @cache
 def _tables(
     augmentations: tuple[Augmentation, ...],
-) -> tuple[dict[str, Any], dict[str, SettingInfo]]:
+) -> tuple[Json, dict[str, SettingInfo]]:
     """The groups and all settings; those of these augmentations are fields of one group."""
     columns = []
     for augmentation in augmentations:
@@ -497,7 +496,7 @@ def _tables(
     return classes, infos
 
 
-def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(values: Mapping[str, Any]) -> Json:
     """Settings by their names without groups.
 
     Args:
@@ -510,7 +509,7 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
     infos = known_settings()
-    settings: dict[str, Any] = {}
+    settings: Json = {}
     for name, value in values.items():
         if name in groups() and isinstance(value, Mapping):
             flat_names = {one.key: flat for flat, one in infos.items() if one.group == name}

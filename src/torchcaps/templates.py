@@ -3,8 +3,6 @@
 Also figures in it.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import re
@@ -65,7 +63,7 @@ ADAPT = (
 )
 
 
-def picture(figure: Figure, alt: str) -> Picture:
+def picture(figure: "Figure", alt: str) -> Picture:
     """A figure as SVG, or as pixels if it has very many marks."""
     from matplotlib import rc_context
 
@@ -88,21 +86,20 @@ def picture(figure: Figure, alt: str) -> Picture:
     return Picture(_data_url("image/svg+xml", drawing.encode()), alt, *size)
 
 
-def strip(images: Tensor, alt: str) -> Picture:
+def strip(images: "Tensor", alt: str) -> Picture:
     """Equal images `[n, channels, height, width]` in [0, 1], side by side, four times as large."""
     pixels = (255 * images[:, : 3 if images.shape[1] >= 3 else 1]).round().byte()
     row = pixels.permute(2, 0, 3, 1).flatten(1, 2).expand(-1, -1, 3)  # [height, n * width, 3]
     height, width, _ = row.shape
     size = (4 * width, 4 * height)
-    stream = io.BytesIO()
-    Image.fromarray(row.numpy()).resize(size, Image.Resampling.BICUBIC).save(stream, "webp")
-    return Picture(_data_url("image/webp", stream.getvalue()), alt, *size)
+    enlarged = Image.fromarray(row.numpy()).resize(size, Image.Resampling.BICUBIC)
+    return Picture(_webp(enlarged, quality=80), alt, *size)
 
 
-def _webp(image: Image.Image) -> str:
+def _webp(image: Image.Image, quality: int = QUALITY) -> str:
     """Pixels in a data URL."""
     stream = io.BytesIO()
-    image.save(stream, "webp", quality=QUALITY)
+    image.save(stream, "webp", quality=quality)
     return _data_url("image/webp", stream.getvalue())
 
 
@@ -110,7 +107,7 @@ def _data_url(mime: str, content: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def _darken(figure: Figure, image: Image.Image) -> Image.Image:
+def _darken(figure: "Figure", image: Image.Image) -> Image.Image:
     """What is light becomes dark, and keeps its color, but for the pictures in a figure."""
     luma, *chroma = image.convert("YCbCr").split()
     luma = luma.point(lambda y: round(255 - 0.91 * y))
@@ -124,7 +121,7 @@ def _darken(figure: Figure, image: Image.Image) -> Image.Image:
     return dark
 
 
-def _pictures_in(figure: Figure) -> list[Any]:
+def _pictures_in(figure: "Figure") -> list[Any]:
     """Images in colors, and not those whose colors stand for numbers."""
     images = [image for axes in figure.axes for image in axes.images]
     return [image for image in images if np.asarray(image.get_array()).ndim == 3]

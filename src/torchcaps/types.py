@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,6 +14,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from torchcaps.errors import ArgumentError
 from torchcaps.transfer import evaluating
+
+Json = dict[str, Any]  # values by name, most of them ready for JSON
+Names = tuple[str, ...]  # also of classes, in the order of the labels
+StrPath = str | Path
+Tensors = dict[str, Tensor]  # by name
 
 # Modules of torch that pass images and outputs on as they are.
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
@@ -152,11 +158,14 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
     )
 
 
-def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
-    """Keep metadata with a model, in its one attribute `_torchcaps`.
+def set_model_metadata(
+    model: nn.Module, metadata: ModelMetadata | None = None, **changes: Any
+) -> None:
+    """Keep metadata, by default the model's own, with changes in its one attribute `_torchcaps`.
 
     The attributes `classes` and `preprocess` are set too, unless the module has its own.
     """
+    metadata = replace(metadata or model_metadata(model), **changes)
     model = unwrap(model)
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):

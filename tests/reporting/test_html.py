@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from html import unescape
 from itertools import pairwise, product
 from unittest.mock import Mock
 
@@ -184,7 +185,9 @@ def test_a_report_begins_with_its_conclusions(finished, no_drawing):
     answers = torch.nn.functional.one_hot(torch.tensor([1, 1, 1, 2] * 3), 3).float()
     labels = finished.images.labels
     run = with_activations(finished, answers)
-    accuracy, confusion, verdict = html.headline(run)
+    lead = html.render_runs({"run": run}).partition('class="lead"')[2]
+    paragraphs = re.findall(r"<p>(.*?)</p>", lead, re.DOTALL)[:3]
+    accuracy, confusion, verdict = (unescape(" ".join(text.split())) for text in paragraphs)
     right = int((answers.argmax(dim=1) == labels).sum())
     assert accuracy.startswith(
         f"{100 * right / 12:.2f} % of 12 test images are right (95 % interval"

@@ -11,7 +11,7 @@ import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.inputs import to_batch
+from torchcaps.training.inputs import read_samples
 from torchcaps.training.sampling import DatasetBatches, epoch_permutation
 
 
@@ -103,6 +103,6 @@ def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():
     ],
 )
 def test_batches_of_a_loader_become_one_type(sample):
-    batch = to_batch(sample, ("0", "1", "2"))
-    assert torch.equal(batch.inputs, pixels(3))
-    assert batch.targets["label"].tolist() == [2, 0, 1]
+    inputs, read = read_samples([sample], ("0", "1", "2"))
+    assert torch.equal(inputs, pixels(3))
+    assert read.tensors["label"].tolist() == [2, 0, 1]

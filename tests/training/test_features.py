@@ -13,7 +13,6 @@ from torchcaps.models import Backbone, register_backbone
 from torchcaps.models._backbones import BACKBONES
 from torchcaps.testing import seeded
 from torchcaps.training import features as stored
-from torchcaps.training.features import FeatureFile
 
 PASSES = []  # numbers of images that the backbone was run on
 
@@ -53,59 +52,63 @@ def make_images(count=100, seed=0):
     return Dataset(pixels, {"label": torch.arange(count) % 2}, ("a", "b"), "noise")
 
 
+def store(model, images, folder):
+    """The features, and the file that they are in."""
+    features = stored.stored_features(model, images, verbose=False, folder=folder)
+    return features, folder / f"{stored._key(model, images)}.npy"
+
+
 def test_stored_features_are_those_of_the_images(encoder, tmp_path):
     model = make_model()
     images = make_images()
-    file = FeatureFile(model, images, tmp_path)
-    rows = torch.tensor([70, 3, 5])
-    file.compute(rows)
-    features = file.features().subset(rows)
-    expected = model(images.float_images(rows))
+    features, file = store(model, images, tmp_path)
+    expected = model(images.float_images())
     torch.testing.assert_close(model(features.float_images()), expected, atol=1e-3, rtol=0)
-    assert torch.equal(features.labels, images.labels[rows])
+    assert torch.equal(features.labels, images.labels)
     assert features.img_size == (4, 4)
-    assert np.load(file.path, mmap_mode="r").shape == (100, 5, 4, 4)
+    assert np.load(file, mmap_mode="r").shape == (100, 5, 4, 4)
 
 
 def test_only_what_is_missing_is_computed_also_by_other_heads(encoder, tmp_path):
     images = make_images()
-    FeatureFile(make_model(), images, tmp_path).compute(torch.arange(40))
+    features, file = store(make_model(), images, tmp_path)
+    expected = features.inputs.clone()
+    np.load(file, mmap_mode="r+")[40:] = 0
+    np.load(file.with_suffix(".done.npy"), mmap_mode="r+")[40:] = False
+    other_head = make_model(types=3)
     PASSES.clear()
-    file = FeatureFile(make_model(types=3), images, tmp_path)
-    assert (~file.is_done).sum() == 60
-    PASSES.clear()
-    file.compute(torch.arange(30, 100))
+    assert torch.equal(store(other_head, images, tmp_path)[0].inputs, expected)
     assert sum(PASSES) == 60
     PASSES.clear()
-    file.compute(torch.arange(100))
+    store(other_head, images, tmp_path)
     assert not PASSES
 
 
 def test_other_images_or_weights_have_a_file_of_their_own(encoder, tmp_path):
     model = make_model()
-    path = FeatureFile(model, make_images(), tmp_path).path
-    assert FeatureFile(model, make_images(), tmp_path).path == path
-    assert FeatureFile(model, make_images(seed=1), tmp_path).path != path
+    store(model, make_images(), tmp_path)
+    store(model, make_images(seed=1), tmp_path)
     with torch.no_grad():
         model.backbone.module.conv.bias[0] += 1
-    assert FeatureFile(model, make_images(), tmp_path).path != path
+    store(model, make_images(), tmp_path)
+    assert len(list(tmp_path.glob("*.done.npy"))) == 3
 
 
 def test_files_and_features_that_cannot_be_used_are_refused(encoder, tmp_path, monkeypatch):
     model = make_model()
-    file = FeatureFile(model, make_images(), tmp_path)
+    images = make_images()
     monkeypatch.setattr(stored.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(TrainingError, match="GB are free"):
-        file.compute(torch.arange(3))
+        store(model, images, tmp_path)
     monkeypatch.undo()
-    np.save(file.path, np.zeros(3))
+    _, file = store(model, images, tmp_path)
+    np.save(file, np.zeros(3))
     with pytest.raises(TrainingError, match="delete this file"):
-        FeatureFile(model, make_images(), tmp_path)
-    file.path.unlink()
+        store(model, images, tmp_path)
     with torch.no_grad():
         model.backbone.module.conv.weight *= 1e6
     with pytest.raises(ArgumentError, match="backbone: expected finite features"):
-        FeatureFile(model, make_images(), tmp_path).compute(torch.arange(3))
+        store(model, images, tmp_path)
 
 
 SETTINGS = {"data": "digits", "per_class": 10, "holdout": 20, "epochs": 2, "backbone": "encoder"}

@@ -12,7 +12,7 @@ from torchcaps.cli.parser import Flag, Json, parse_options
 from torchcaps.plugins import load_object
 
 
-def models(*, pattern: str = "*", json: Json = False) -> int:
+def models(*, pattern: str = "*", json: Json = False) -> None:
     """List the models: task, parameters, accuracy, and what each is for.
 
     Accuracy is that of the weights in the package, or else the paper's; `--json` adds the papers.
@@ -38,13 +38,12 @@ def models(*, pattern: str = "*", json: Json = False) -> int:
         lines.append(f"    {info.purpose or info.title}")
     if json:
         print_json(document)
-        return 0
+        return
     for line in lines:
         print_wrapped(line)
-    return 0
 
 
-def recipes(*, json: Json = False) -> int:
+def recipes(*, json: Json = False) -> None:
     """List the recipes, each a published experiment that one command runs.
 
     Example: torchcaps recipes
@@ -57,7 +56,6 @@ def recipes(*, json: Json = False) -> int:
         document.append(facts | {"run": recipe.config.to_dict()})
         rows.append((name, recipe.config.data.name, recipe.title))
     show(json, document, rows)
-    return 0
 
 
 def doctor(*, kernels: bool = False, json: Json = False) -> int:
@@ -72,7 +70,18 @@ def doctor(*, kernels: bool = False, json: Json = False) -> int:
     machine = tc.training.device
     device = machine.resolve_device("auto")
     if kernels:
-        return _check_kernels(device, json)
+        document = []
+        rows: list[Sequence[str]] = [
+            ("kernel", "implementation", "products", "error", "allowed", "tensor", "passed")
+        ]
+        for check in tc.testing.check_kernels(device):
+            *names, tensor, error, limit = check
+            number = error if math.isfinite(error) else None  # JSON has no other numbers
+            document.append(check._asdict() | {"error": number, "passed": check.passed})
+            passed = "yes" if check.passed else "no"
+            rows.append((*names, f"{error:.1e}", f"{limit:.1e}", tensor, passed))
+        show(json, document, rows)
+        return int(not all(row["passed"] for row in document))
     facts = machine.environment()
     facts["device"] = str(device)
     facts["precision auto"] = machine.resolve_precision("auto", device)
@@ -80,27 +89,8 @@ def doctor(*, kernels: bool = False, json: Json = False) -> int:
         facts[f"kernel {operator}"] = f"{implementation}: {reason}"
     for package in ("matplotlib", "numba", "triton"):
         facts[package] = machine.package_version(package)
-    rows = [("fact", "value")]
-    for name, fact in facts.items():
-        rows.append((name, str(fact)))
-    show(json, facts, rows)
+    show(json, facts, [("fact", "value"), *((name, str(fact)) for name, fact in facts.items())])
     return 0
-
-
-def _check_kernels(device: Any, json: bool) -> int:
-    """Show the error of every kernel; 1 if one is beyond rounding."""
-    document = []
-    rows: list[tuple[str, ...]] = [
-        ("kernel", "implementation", "products", "error", "allowed", "tensor", "passed")
-    ]
-    for check in tc.testing.check_kernels(device):
-        *names, tensor, error, limit = check
-        number = error if math.isfinite(error) else None  # JSON has no other numbers
-        document.append(check._asdict() | {"error": number, "passed": check.passed})
-        passed = "yes" if check.passed else "no"
-        rows.append((*names, f"{error:.1e}", f"{limit:.1e}", tensor, passed))
-    show(json, document, rows)
-    return int(not all(row["passed"] for row in document))
 
 
 def data(
@@ -120,55 +110,41 @@ def data(
         root: Folder to look in first (verify), or to download to (fetch); by default the cache,
             ~/.cache/torchcaps.
     """
+    document: list[Any] = []
     if action == "list":
-        return _list_datasets(json)
-    if name is None:
+        keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
+        rows: list[Sequence[str]] = [("data set", "image", "images", "classes", "title")]
+        for name in tc.data.list_datasets():
+            info = tc.data.dataset_info(name)
+            shape = "×".join(map(str, info.image_shape))
+            counts = (f"{info.train + info.test:,}", str(len(info.classes)))
+            rows.append((name, shape, *counts, info.title))
+            document.append({key: getattr(info, key) for key in keys})
+        show(json, document, rows)
+    elif name is None:
         raise UsageError(
             f"name: expected the data set to {action}, got nothing; see `torchcaps data list`"
         )
-    if action == "fetch":
-        return _fetch(name, root)
-    return _verify(name, root, json)
+    elif action == "fetch":
+        title = f"fetching {name}"
+        with announce(title), tc.training.callbacks.progress_bar(title) as bar:
+            task = bar.add_task("", total=None)
 
+            def progress(file: str, num_bytes: int, total: int | None) -> None:
+                bar.update(task, description=file, completed=num_bytes, total=total)
 
-def _list_datasets(json: bool) -> int:
-    """Print the named data sets."""
-    keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
-    document = []
-    rows = [("data set", "image", "images", "classes", "title")]
-    for name in tc.data.list_datasets():
-        info = tc.data.dataset_info(name)
-        shape = "×".join(map(str, info.image_shape))
-        counts = (f"{info.train + info.test:,}", str(len(info.classes)))
-        rows.append((name, shape, *counts, info.title))
-        document.append({key: getattr(info, key) for key in keys})
-    show(json, document, rows)
+            folder = tc.data.fetch_dataset(name, root, progress)
+        print(folder)
+    else:
+        with announce(f"verifying {name}"):
+            checks = tc.data.verify_dataset(name, root)
+        rows = [("file", "state", "why")]
+        for check in checks:
+            rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
+            document.append(check._asdict())
+        show(json, document, rows)
+        return int(not all(check.ok for check in checks))
     return 0
-
-
-def _fetch(name: str, root: Path | None) -> int:
-    """Download a data set, and print its folder."""
-    title = f"fetching {name}"
-    with announce(title), tc.training.callbacks.progress_bar(title) as bar:
-        task = bar.add_task("", total=None)
-
-        def progress(file: str, num_bytes: int, total: int | None) -> None:
-            bar.update(task, description=file, completed=num_bytes, total=total)
-
-        folder = tc.data.fetch_dataset(name, root, progress)
-    print(folder)
-    return 0
-
-
-def _verify(name: str, root: Path | None, json: bool) -> int:
-    """Print which files of a data set are as published; status 1 for a damaged one."""
-    with announce(f"verifying {name}"):
-        checks = tc.data.verify_dataset(name, root)
-    rows = [("file", "state", "why")]
-    for check in checks:
-        rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
-    show(json, [check._asdict() for check in checks], rows)
-    return int(not all(check.ok for check in checks))
 
 
 def check(
@@ -206,7 +182,7 @@ def check(
     return int(any(outcomes.values()))
 
 
-def import_weights(file: Path, *, output: Path | None = None) -> int:
+def import_(file: Path, *, output: Path | None = None) -> None:
     """Write a model file from published weights of CapsNet or Efficient-CapsNet.
 
     Example: torchcaps import caps.h5 && torchcaps predict caps.safetensors photo.png
@@ -219,4 +195,3 @@ def import_weights(file: Path, *, output: Path | None = None) -> int:
     path, source = tc.training.import_weights(file, output)
     note(f"the weights are of {source}")
     print(path)
-    return 0

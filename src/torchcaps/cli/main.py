@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     contextmanager,
@@ -15,61 +15,42 @@ from contextlib import (
 import torchcaps as tc
 from torchcaps.cli import lists, predict, report, train
 from torchcaps.cli.console import LOSSY, UsageError, ignore_signals, sigterm_as_exit
-from torchcaps.cli.parser import find_values, hinted, parse
+from torchcaps.cli.parser import Command, find_values, hinted, parse
 
-# A function's keyword-only parameters are its flags, beside `--import` and `--threads`; its
-# docstring is its help.
-COMMANDS: dict[str, Callable[..., int]] = {
-    "train": train.train,
-    "evaluate": report.evaluate,
-    "predict": predict.predict,
-    "reconstruct": report.reconstruct,
-    "perturb": report.perturb,
-    "animate": report.animate,
-    "compare": report.compare,
-    "audit": train.audit,
-    "diagnose": report.diagnose,
-    "report": report.report,
-    "explore": report.explore,
-    "export": report.export,
-    "import": lists.import_weights,
-    "models": lists.models,
-    "recipes": lists.recipes,
-    "data": lists.data,
-    "reproduce": train.run_experiment,
-    "check": lists.check,
-    "doctor": lists.doctor,
-}
-SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
-
-# The help of the program: a line for each command, in at most 80 columns.
-GROUPS: dict[str, dict[str, str]] = {
+# The commands in groups, with a line each in the help of the program, in at most 80 columns. A
+# function's keyword-only parameters are its flags, beside `--import` and `--threads`; its docstring
+# is its help.
+GROUPS: dict[str, dict[Command, str]] = {
     "Start": {
-        "explore": "draw a digit and watch the capsules; needs no training",
-        "train": "train a model, test it, and leave a run folder",
-        "evaluate": "measure a trained model on images it has not seen",
-        "predict": "classify your own images",
-        "report": "everything about a run on one HTML page",
-        "models": "what each model is for, its size and accuracy",
-        "data": "list the data sets, download one, or verify one",
-        "doctor": "what of this machine is used: device, threads, kernels",
+        report.explore: "draw a digit and watch the capsules; needs no training",
+        train.train: "train a model, test it, and leave a run folder",
+        report.evaluate: "measure a trained model on images it has not seen",
+        predict.predict: "classify your own images",
+        report.report: "everything about a run on one HTML page",
+        lists.models: "what each model is for, its size and accuracy",
+        lists.data: "list the data sets, download one, or verify one",
+        lists.doctor: "what of this machine is used: device, threads, kernels",
     },
     "Inspect": {
-        "diagnose": "does routing do anything in this network?",
-        "reconstruct": "draw images above their reconstructions",
-        "perturb": "change each pose dimension and see what it encodes",
-        "animate": "the votes of an image, tip to tail, as a GIF",
-        "compare": "is one method better than another, or equally good?",
-        "export": "a trained model as a file that works without torchcaps",
+        report.diagnose: "does routing do anything in this network?",
+        report.reconstruct: "draw images above their reconstructions",
+        report.perturb: "change each pose dimension and see what it encodes",
+        report.animate: "the votes of an image, tip to tail, as a GIF",
+        report.compare: "is one method better than another, or equally good?",
+        report.export: "a trained model as a file that works without torchcaps",
     },
     "Research": {
-        "recipes": "list the recipes, each a published experiment",
-        "reproduce": "run a published experiment beside its published figures",
-        "audit": "a capsule head beside plain heads, on equal terms",
-        "check": "test the properties of your own layer or router",
-        "import": "read published weights of other code",
+        lists.recipes: "list the recipes, each a published experiment",
+        train.reproduce: "run a published experiment beside its published figures",
+        train.audit: "a capsule head beside plain heads, on equal terms",
+        lists.check: "test the properties of your own layer or router",
+        lists.import_: "read published weights of other code",
     },
 }
+COMMANDS: dict[str, Command] = {
+    command.__name__.rstrip("_"): command for group in GROUPS.values() for command in group
+}
+SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
 
 
 def describe() -> str:
@@ -77,7 +58,8 @@ def describe() -> str:
     lines = ["Capsule networks: train, evaluate, inspect, predict."]
     for heading, group in GROUPS.items():
         lines.append(f"\n{heading}")
-        lines += [f"  {name:<11} {about}" for name, about in group.items()]
+        for command, about in group.items():
+            lines.append(f"  {command.__name__.rstrip('_'):<11} {about}")
     lines += ["", "Example: torchcaps train capsnet-digits && torchcaps report runs/capsnet-digits"]
     return "\n".join([*lines, "torchcaps COMMAND --help describes a command."])
 
@@ -129,7 +111,7 @@ def run_command(
         with sigterm_as_exit(), context:
             command = parse(COMMANDS, arguments, describe())
             with hinted(command.keywords.values()):
-                status = command()
+                status = command() or 0
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:

@@ -29,7 +29,7 @@ from torchcaps import plugins
 from torchcaps.cli.console import LINE_WIDTH, UsageError, note, usage
 from torchcaps.errors import TorchcapsError, UnknownNameError, check_known, check_range, one_line
 
-Command = Callable[..., int]
+Command = Callable[..., int | None]
 HELP = ("-h", "--help")
 HELP_ALL = "--help-all"
 # Flags of other tools and libraries, and what they are called here.
@@ -186,11 +186,9 @@ def _form_of(kind: Any) -> tuple[str, Callable[[str], Any]]:
     if Ellipsis in parts:
         part = parts[0]
         return f"{_name_of(part)},...", lambda word: tuple(map(part, word.split(",")))
-
-    def read_sides(word: str) -> tuple[Any, ...]:
-        return tuple(part(side) for part, side in zip(parts, word.split("x"), strict=True))
-
-    return "x".join(map(_name_of, parts)), read_sides
+    return "x".join(map(_name_of, parts)), lambda word: tuple(
+        part(side) for part, side in zip(parts, word.split("x"), strict=True)
+    )
 
 
 def parse_value(hint: Any, word: str) -> Any:
@@ -241,7 +239,9 @@ def use_threads(count: int) -> None:
         tc.training.device.set_threads("--threads", count)
 
 
-def parse(commands: Mapping[str, Command], words: Sequence[str], description: str) -> partial[int]:
+def parse(
+    commands: Mapping[str, Command], words: Sequence[str], description: str
+) -> partial[int | None]:
     """The call that a command line asks for.
 
     Args:
@@ -250,7 +250,8 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
         description: the help of the program.
 
     Returns:
-        The command with its arguments, which is not run yet; it returns the exit status.
+        The command with its arguments, which is not run yet; it returns the exit status, or None
+        for 0.
 
     Raises:
         UsageError: the command line is wrong.
@@ -263,7 +264,13 @@ def parse(commands: Mapping[str, Command], words: Sequence[str], description: st
         raise SystemExit(0)
     check_known("command", name, commands)
     words = list(map(_normalize, words[1:]))
-    import_modules(words)
+    # Import plug-ins and the modules that a command line names; they may add flags.
+    plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
+    for name in find_values("--import", words):
+        try:
+            plugins.import_module(name)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--import {error}") from error
     command = commands[name]
     parser = _make_parser(name, command, is_short=HELP_ALL not in words)
     values, unknown = parser.parse_known_intermixed_args(words)
@@ -427,23 +434,6 @@ def find_values(flag: str, arguments: Sequence[str]) -> list[str]:
     return values
 
 
-def import_modules(arguments: Sequence[str]) -> None:
-    """Import plug-ins and the modules that a command line names; they may add flags.
-
-    Args:
-        arguments: the command line.
-
-    Raises:
-        UsageError: for a module that is not found.
-    """
-    plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
-    for name in find_values("--import", arguments):
-        try:
-            plugins.import_module(name)
-        except ModuleNotFoundError as error:
-            raise UsageError(f"--import {error}") from error
-
-
 @contextmanager
 def hinted(arguments: Iterable[Any]) -> Iterator[None]:
     """Where a name is unknown, name the modules that a run was started with and this command not.
@@ -475,8 +465,9 @@ def _check_imports(folder: Path, error: TorchcapsError) -> None:
         return
     missing = [name for name in names if isinstance(name, str) and name not in plugins.imported()]
     if missing:
-        sentence = one_line(
-            f"{error}; {folder} was started with{plugins.flags(missing)}: "
-            "give that to this command too, if you trust the module"
-        )
-        raise UsageError(sentence) from error
+        raise UsageError(
+            one_line(
+                f"{error}; {folder} was started with{plugins.flags(missing)}: "
+                "give that to this command too, if you trust the module"
+            )
+        ) from error

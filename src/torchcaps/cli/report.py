@@ -47,7 +47,7 @@ def evaluate(
     device: Device = "auto",
     output: Path | None = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Measure a trained model on images that were not used in training, and write plots.
 
     For a classifier: accuracy overall and per class, loss, calibration.
@@ -86,7 +86,6 @@ def evaluate(
     note_without_plots()
     note(f"figures and plots: {folder}")
     note_next(run, "report", "diagnose", "explore")
-    return 0
 
 
 def report(
@@ -97,7 +96,7 @@ def report(
     device: Device = "auto",
     images: int = 10_000,
     diagnose: int = 64,
-) -> int:
+) -> None:
     """Write an HTML report of a run, or a comparison of several runs, as one file that works offline.
 
     Example: torchcaps report runs/capsnet-digits
@@ -127,7 +126,6 @@ def report(
         )
     print(path)
     note_next(runs[0], "explore", "diagnose", "export")
-    return 0
 
 
 def compare(
@@ -140,7 +138,7 @@ def compare(
     root: Root = None,
     device: Device = "auto",
     json: Json = False,
-) -> int:
+) -> None:
     """Compare two methods: one is better, they are equally good, or the runs do not decide.
 
     Two runs are compared over images. Several runs of each method, with different seeds, are
@@ -192,7 +190,6 @@ def compare(
             progress=progress,
         )
     show(json, comparison.to_dict(), comparison.table().lines, comparison.verdict)
-    return 0
 
 
 def diagnose(
@@ -206,7 +203,7 @@ def diagnose(
     device: Device = "auto",
     verbose: bool = False,
     json: Json = False,
-) -> int:
+) -> None:
     """Say what the routing of a trained capsule network does: a verdict, and a table of checks.
 
     Example: torchcaps diagnose runs/capsnet-digits --baseline runs/cnn-digits
@@ -230,7 +227,7 @@ def diagnose(
         )
     if json:
         print_json(diagnosis.to_dict())
-        return 0
+        return
     print(f"{diagnosis.verdict}\n")
     print_table(diagnosis.table().lines)
     print("\n✓ yes  ✗ no  ? these images do not decide")
@@ -238,7 +235,6 @@ def diagnose(
         print()
         for measure, verdict in diagnosis.verdicts().items():
             print_wrapped(f"{measure}: {verdict}")
-    return 0
 
 
 def _check_different(runs: Sequence[Path]) -> None:
@@ -256,7 +252,7 @@ def reconstruct(
     per_class: int = 2,
     seed: int = 0,
     output: Path | None = None,
-) -> int:
+) -> None:
     """Draw images above their reconstructions from the longest capsule.
 
     Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
@@ -280,7 +276,6 @@ def reconstruct(
             output=output,
         )
     print(picture)
-    return 0
 
 
 def perturb(
@@ -293,7 +288,7 @@ def perturb(
     steps: int = 11,
     seed: int = 0,
     output: Path | None = None,
-) -> int:
+) -> None:
     """Change each pose dimension and decode, to see what it encodes: a grid a class or image.
 
     Example: torchcaps perturb runs/capsnet-digits
@@ -321,7 +316,6 @@ def perturb(
             output=output,
         )
     print(*pictures, sep="\n")
-    return 0
 
 
 def animate(
@@ -332,7 +326,7 @@ def animate(
     root: Root = None,
     seed: int = 0,
     output: Path | None = None,
-) -> int:
+) -> None:
     """Write a GIF of the votes for each class, laid tip to tail, from iteration to iteration.
 
     Example: torchcaps animate runs/capsnet-digits digit.png
@@ -347,7 +341,6 @@ def animate(
             run or tc.models.weights_file(), images, data=data, root=root, seed=seed, output=output
         )
     print(picture)
-    return 0
 
 
 def explore(
@@ -357,7 +350,7 @@ def explore(
     root: Root = None,
     port: int | None = None,
     open: bool = True,
-) -> int:
+) -> None:
     """Open the page that shows what a network's capsules say while you draw.
 
     The page is one file, page/index.html in the run folder, and works without torchcaps. A model that
@@ -392,7 +385,6 @@ def explore(
             )
     except KeyboardInterrupt:
         note("stopped")
-    return 0
 
 
 def export(
@@ -407,7 +399,7 @@ def export(
     private: bool = False,
     root: Root = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Write a trained model as a file that other programs run, without torchcaps.
 
     The file takes batches of any size, and has the names of the classes and the preprocessing in
@@ -445,4 +437,3 @@ def export(
     if push is not None:
         note(f"uploaded to {tc.exporting.push(exported.path, push, private=private)}")
     show(json, exported.to_dict(), rows)
-    return 0

@@ -35,6 +35,21 @@ if TYPE_CHECKING:
 
 
 CONTROL_FOLDER = "control"  # within the run's
+RECIPE = """\
+title = {{ dumps(title) }}
+published = "none"
+
+[run]
+{% for name, value in config.flat().items() if value is not none and value is not mapping %}
+{{ name }} = {{ dumps(value) }}  # {{ config.origins.get(name, "default") }}
+{% endfor %}
+{% for name, value in config.flat().items() if value is mapping and value %}
+
+[run.{{ name }}]  # {{ config.origins.get(name, "default") }}
+{% for key, option in value.items() %}
+{{ key }} = {{ dumps(option) }}
+{% endfor %}
+{% endfor %}"""
 
 
 def train(
@@ -49,7 +64,7 @@ def train(
     control: Annotated[bool, RARE] = False,
     json: bool = False,
     print_config: Annotated[bool, RARE] = False,
-) -> int:
+) -> None:
     """Train a model, evaluate it on the test images, and leave a run folder.
 
     This help has the common settings; --help-all has every one.
@@ -81,7 +96,7 @@ def train(
     if print_config:
         config = tc.training.resolve_config(config)
         print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
-        return 0
+        return
     if control and not tc.models.model_info(config.model.name).control:
         raise UsageError(f"--control: expected a model with a control, got {config.model.name}")
     if keep_memory:
@@ -103,14 +118,12 @@ def train(
         if threads is not None and former not in (None, threads):
             cost = "it will not end with the same bits"
             note(f"--threads: the run was started with {former}; with {threads} {cost}")
-    elif ranks.is_main and not has_folds:
-        tc.training.folder.check_new(tc.training.Run(folder))
     if has_folds:
         with hinted([folder / "fold-1"]):
             _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
         folds = tc.reproduction.CrossValidation.read(folder)
         show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
-        return 0
+        return
     if ranks.is_main and not resume and config.data.folds is None:
         # Unreadable test images are an error before the training.
         with announce("reading the test images"):
@@ -120,7 +133,6 @@ def train(
         # With the other settings that are given, a run that is resumed agrees already.
         _train(config, folder, resume, partial(tc.training.train, epochs=settings.get("epochs")))
     _evaluate(config, folder, control, resume, json)
-    return 0
 
 
 def audit(
@@ -134,7 +146,7 @@ def audit(
     margin: str = "10%",
     output: Path | None = None,
     json: bool = False,
-) -> int:
+) -> None:
     """Compare a capsule head with uniform coupling, a linear head and a plain one of equal size.
 
     Each is trained on the same features for equally many steps, for each fold and seed. --help-all
@@ -168,7 +180,6 @@ def audit(
             **settings,
         )
     show(json, audited.to_dict(), audited.table().lines, "\n".join(audited.verdict))
-    return 0
 
 
 def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, json: bool) -> None:
@@ -253,16 +264,10 @@ def format_recipe(config: TrainConfig, title: str) -> str:
         config: of the run.
         title: of the recipe.
     """
-    lines = [f"title = {json_text.dumps(title)}", 'published = "none"', "", "[run]"]
-    options = []
-    for name, value in config.flat().items():
-        origin = config.origins.get(name, "default")
-        if isinstance(value, dict) and value:
-            options += ["", f"[run.{name}]  # {origin}"]
-            options += [f"{key} = {json_text.dumps(option)}" for key, option in value.items()]
-        elif value is not None and value != {}:
-            lines.append(f"{name} = {json_text.dumps(value)}  # {origin}")
-    return "\n".join(lines + options)
+    from jinja2 import Template
+
+    recipe = Template(RECIPE, trim_blocks=True)
+    return recipe.render(title=title, config=config, dumps=json_text.dumps).rstrip()
 
 
 def control_config(run: tc.training.Run) -> TrainConfig:
@@ -329,7 +334,7 @@ class Extent:
     row: Sequence[str] = ()
 
 
-def run_experiment(
+def reproduce(
     recipe: str | None = None,
     *,
     list: bool = False,
@@ -339,7 +344,7 @@ def run_experiment(
     output: Path = Path("reproductions"),
     device: str | None = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Run a published experiment and compare its figures with the published ones.
 
     Finished runs are kept, and a stopped run is continued. Without a recipe, list the experiments
@@ -358,7 +363,6 @@ def run_experiment(
     from torchcaps.reproduction import (
         field_tables,
         read_results,
-        reproduce,
         results_table,
         viewpoint_lines,
         write_field,
@@ -366,7 +370,8 @@ def run_experiment(
     )
 
     if list or (recipe is None and not table):
-        return _list(json)
+        _list(json)
+        return
     check_flag("--seeds", extent.seeds, low=1)
     if table and recipe is not None:
         raise UsageError(f"--table: expected no recipe beside it, got {recipe}")
@@ -376,7 +381,7 @@ def run_experiment(
     results: Any = []
     for loaded in [tc.training.load_recipe(name) for name in names]:
         with stoppable("the same command continues it", loaded.name) as callbacks:
-            results += reproduce(
+            results += tc.reproduce(
                 loaded,
                 extent.budget,
                 output=output,
@@ -393,7 +398,7 @@ def run_experiment(
         files += write_field(all_results, output)
     if json:
         print_json([vars(result) for result in results])
-        return 0
+        return
     tables = field_tables(results) if table else {"": results_table(results)}
     for data, rows in tables.items():
         if data:
@@ -402,10 +407,9 @@ def run_experiment(
     for line in viewpoint_lines(results):
         print(f"\n{line}")
     print(f"\nall results: {' '.join(map(str, files))}")
-    return 0
 
 
-def _list(json: bool) -> int:
+def _list(json: bool) -> None:
     """Print the experiments with their cost."""
     experiments: list[dict[str, Any]] = []
     for name in tc.training.list_recipes():
@@ -421,10 +425,9 @@ def _list(json: bool) -> int:
         )
     if json:
         print_json(experiments)
-        return 0
+        return
     for experiment in experiments:
         print_wrapped(f"{experiment['name']}: {experiment['title']}")
         print_wrapped(f"published: {experiment['published']}", indent=4)
         for budget, cost in experiment["budgets"].items():
             print_wrapped(f"{budget}: {cost}", indent=4)
-    return 0

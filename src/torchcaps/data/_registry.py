@@ -3,14 +3,13 @@
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace as with_changes
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from torchcaps.data.classes import Names
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
+from torchcaps.types import Json, Names
 
 SPLITS = ("train", "test")
 # Of a reader that also knows the official validation split of what it reads.
@@ -23,20 +22,6 @@ HOME = "torchcaps.data.sets"  # its files import all formats too
 Storage = Literal["auto", "memory", "disk"]
 FetchProgress = Callable[[str, int, int | None], None]
 """(what, bytes or images so far, how many in all, or None where that is not known)"""
-
-
-class Source(Protocol):
-    """Where the files of a set come from; `str` of it names it in errors.
-
-    `sources.py` has the kinds of sources.
-    """
-
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
-        """Put the missing files into `folder`, each verified.
-
-        Raises:
-            SourceError: that fails.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +38,8 @@ class DatasetInfo:
         license: the license as its authors state it.
         source: the page or paper that describes it.
         sha256: its files.
-        sources: where `fetch_dataset` gets it; they are tried in this order.
+        sources: where `fetch_dataset` gets it; they are tried in this order. `sources.py` has
+            their classes.
         system_folders: folders where operating systems install it.
         embedded: the package's own folder of a set that comes with it. Such a set is looked for
             nowhere else.
@@ -69,22 +55,17 @@ class DatasetInfo:
     license: str
     source: str
     sha256: Files
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Any, ...] = ()
     system_folders: tuple[Path, ...] = ()
     embedded: Path | None = None
     made_from: str | None = None
 
 
-@cache
-def _published() -> dict[str, dict[str, Any]]:
-    text = Path(__file__).with_name("sets").joinpath("published.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
-def set_facts(name: str) -> dict[str, Any]:
+def set_facts(name: str) -> Json:
     """The facts about a set in `sets/published.toml`, as fields of `DatasetInfo`."""
-    facts: dict[str, Any] = {"name": name}
-    for key, fact in _published()[name].items():
+    text = Path(__file__).with_name("sets").joinpath("published.toml").read_text("utf-8")
+    facts: Json = {"name": name}
+    for key, fact in tomllib.loads(text)[name].items():
         if isinstance(fact, dict):
             fact = {file: digest or None for file, digest in fact.items()}
         facts[key] = tuple(fact) if isinstance(fact, list) else fact

@@ -3,8 +3,6 @@
 from collections.abc import Container
 from pathlib import Path
 
-import numpy as np
-
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.classes import first_labels
 from torchcaps.data.dataset import Dataset, numbered
@@ -12,8 +10,9 @@ from torchcaps.data.entries import in_split
 from torchcaps.data.pixels import array_images
 from torchcaps.data.points import select_points
 from torchcaps.data.reading import open_arrays
-from torchcaps.data.targets import Targets, read_targets
+from torchcaps.data.targets import read_targets
 from torchcaps.errors import ArgumentError, DataError, MissingSplitError
+from torchcaps.types import StrPath
 
 # Names of images and labels, of one split or of a file without splits.
 ARRAY_NAMES = (
@@ -28,7 +27,7 @@ ARRAY_NAMES = (
 )
 
 
-def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
+def read_arrays(path: StrPath, request: ReadRequest) -> Dataset:
     """Read images and labels from `.npz`, or from `NAME.npy` with its labels in `NAME_labels.npy`.
 
     An `.npz` holds `images` and `labels` (or `x` and `y`), or the same for each split: `x_train`,
@@ -72,9 +71,18 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
         training_labels = arrays[training_names[1]] if training_names else labels
         key = "value" if names[1].endswith("values") else "label"
-        targets = _read_labels(path, key, labels, training_labels, arrays.get("classes"))
+        classes = tuple(map(str, arrays["classes"].flat)) if "classes" in arrays else ()
+        indices = classes
+        if classes and labels.dtype.kind != "U":
+            indices = numbered(str(path), len(classes) - 1)
+        try:
+            # In the form of the training split, and with its classes.
+            read = read_targets({key: training_labels}, indices)
+            read = read_targets({key: labels}, read.classes, forms=read.forms)
+        except ArgumentError as error:
+            raise DataError(f"{path}: {error}") from None
         pixels = array_images(str(path), images, request.in_chans)
-    dataset = Dataset(pixels, targets.tensors, targets.classes, path.stem)
+    dataset = Dataset(pixels, read.tensors, classes or read.classes, path.stem)
     if names not in ARRAY_NAMES:  # of a split
         return dataset
     return dataset.subset(in_split(str(path), first_labels(dataset.labels), request))
@@ -95,20 +103,3 @@ def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
         if images in arrays and labels in arrays:
             return images, labels
     return None
-
-
-def _read_labels(
-    path: Path, key: str, labels: np.ndarray, training_labels: np.ndarray, names: np.ndarray | None
-) -> Targets:
-    """Labels of a split in the form of those of the training split, and with its classes."""
-    classes: tuple[str, ...] = ()
-    if names is not None:
-        classes = tuple(map(str, names.flat))
-    is_numbered = names is not None and labels.dtype.kind != "U"
-    indices = numbered(str(path), len(classes) - 1) if is_numbered else classes
-    try:
-        read = read_targets({key: training_labels}, indices)
-        read = read_targets({key: labels}, read.classes, forms=read.forms)
-    except ArgumentError as error:
-        raise DataError(f"{path}: {error}") from None
-    return read._replace(classes=classes or read.classes)

@@ -17,9 +17,9 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
+from torchcaps.types import Names
 
 Labels = Int64[Tensor, " n"]  # class indices
-Names = tuple[str, ...]  # of classes, in the order of the labels
 
 TEST_FRACTION = 0.2  # of the images of a folder without splits
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
@@ -293,38 +293,25 @@ def stratified_folds(
         folds = np.empty(num_units, dtype=np.int64)
         folds[order[np.argsort(array[order], kind="stable")]] = np.arange(num_units) % num_folds
         return torch.from_numpy(folds)
-    counts = np.zeros((num_units, int(array.max()) + 1))
+    # The largest groups first, each where the classes then are most even; `order` is that of groups
+    # of equal size. A class counts the same whatever its size.
+    counts = np.zeros((num_units, int(array.max()) + 1))  # [groups, classes]
     np.add.at(counts, (units, array), 1)
-    return torch.from_numpy(_assign(counts, order, num_folds)[units])
-
-
-def _assign(counts: np.ndarray, order: np.ndarray, num_folds: int) -> np.ndarray:
-    """Assign groups to folds, the largest first, each where the classes then are most even.
-
-    Args:
-        counts: images of each class in each group, `[groups, classes]`.
-        order: in which groups of equal size are assigned.
-        num_folds: number of folds.
-
-    Returns:
-        `[groups]` the fold of each.
-    """
-    # A class counts the same whatever its size.
     shares = counts / counts.sum(axis=0).clip(min=1)
     sizes = counts.sum(axis=1)
     by_size = order[np.argsort(-sizes[order], kind="stable")]
     fold_shares = np.zeros((num_folds, counts.shape[1]))
     fold_sizes = np.zeros(num_folds)
-    folds = np.empty(len(counts), dtype=np.int64)
+    folds = np.empty(num_units, dtype=np.int64)
     for place, group in enumerate(by_size):
         # Adding s to a fold of share f raises the sum of squares by 2 f s + s²: the smaller the
         # sum, the more even are the folds.
         increases = fold_shares @ shares[group]
         fold = np.lexsort((fold_sizes, increases))[0]
         empty = np.flatnonzero(fold_sizes == 0)
-        if len(by_size) - place == len(empty):  # the other folds would stay empty
+        if num_units - place == len(empty):  # the other folds would stay empty
             fold = empty[0]
         folds[group] = fold
         fold_shares[fold] += shares[group]
         fold_sizes[fold] += sizes[group]
-    return folds
+    return torch.from_numpy(folds[units])

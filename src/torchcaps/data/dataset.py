@@ -3,8 +3,6 @@
 Images are held out class by class, and the same way each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -25,6 +23,7 @@ from torchcaps.data.classes import (
 from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
+from torchcaps.types import Tensors
 
 MAX_CLASSES = 10_000
 
@@ -39,10 +38,10 @@ class Batch(NamedTuple):
     """
 
     inputs: Float[Tensor, "batch channels *space"]
-    targets: dict[str, Tensor]
+    targets: Tensors
     indices: Int64[Tensor, " batch"]
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device.
 
         Args:
@@ -53,7 +52,7 @@ class Batch(NamedTuple):
         """
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)
 
-    def by_size(self) -> list[Batch]:
+    def by_size(self) -> list["Batch"]:
         """The items of each size without their padding; the batch itself where all have one.
 
         Returns:
@@ -78,7 +77,7 @@ class Batch(NamedTuple):
 class Maker:
     """Draws the items of a set anew for every batch of a training, such as pairs of digits."""
 
-    def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
+    def draw(self, images: "Dataset", indices: Tensor, generator: Generator) -> Batch:
         """New items in place of those of the set.
 
         Args:
@@ -92,8 +91,8 @@ class Maker:
         raise NotImplementedError
 
     def split(
-        self, images: Dataset, fraction_or_count: float, seed: int
-    ) -> tuple[Dataset, Dataset]:
+        self, images: "Dataset", fraction_or_count: float, seed: int
+    ) -> tuple["Dataset", "Dataset"]:
         """The two parts of `Dataset.train_val_split`.
 
         Args:
@@ -121,7 +120,7 @@ class Maker:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
+class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
     """Items with what is known of each of them, whole in memory.
 
     Attributes:
@@ -162,7 +161,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensors]:
         """A float input and its targets by name."""
         rows = {name: target[index] for name, target in self.targets.items()}
         return self.float_images([index])[0], rows
@@ -253,7 +252,9 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         targets = select_rows(self.targets, index)
         return replace(self, inputs=self.inputs[index], targets=targets, groups=groups, files=files)
 
-    def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+    def train_val_split(
+        self, fraction_or_count: float, seed: int = 0
+    ) -> tuple["Dataset", "Dataset"]:
         """Training and validation items, by `stratified_split`: no group is on both sides.
 
         Args:
@@ -393,13 +394,13 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 
-def select_targets(images: Dataset, names: Iterable[str]) -> dict[str, Tensor]:
+def select_targets(images: Dataset, names: Iterable[str]) -> Tensors:
     """The targets of these names, and the sizes of the items where they have several."""
     sizes = ("size",) if "size" in images.targets else ()
     return {name: images.targets[name] for name in (*names, *sizes)}
 
 
-def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> Tensors:
     """Rows of every target, on the target's device."""
     return {name: target[index.to(target.device)] for name, target in targets.items()}
 

@@ -6,7 +6,8 @@ A reader of folders, tables, archives or shards lists its files as `Entry`; `rea
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,9 +19,10 @@ from torchcaps.data._registry import ReadRequest
 from torchcaps.data.classes import TEST_FRACTION, group_strata, stratified_split, unknown_classes
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
-from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
+from torchcaps.data.images import OpenImage, decode_image, is_gray, natural_key
 from torchcaps.data.reading import FLOOR, RATIO
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
+from torchcaps.types import Names, Tensors
 
 NAMED_DAMAGED = 20  # damaged files that an error or a note names
 GROUP = "object"  # the target of groups that have no name of their own
@@ -47,7 +49,7 @@ class Entry(NamedTuple):
     """
 
     file: str
-    labels: tuple[str, ...]
+    labels: Names
     split: str | None = None
     group: str | None = None
 
@@ -140,11 +142,11 @@ def read_entries(
     name: str,
     entries: Sequence[Entry],
     request: ReadRequest,
-    open_image: Callable[[str], ImageSource] = str,
+    open_image: OpenImage = str,
     notes: Sequence[str] = (),
     *,
     can_stay: bool = True,
-    classes: tuple[str, ...] | None = None,
+    classes: Names | None = None,
     targets: Mapping[str, Tensor] | None = None,
 ) -> Dataset:
     """Read the images of one split.
@@ -203,21 +205,17 @@ def read_entries(
         raise
     split_targets = {target: column[indices] for target, column in columns.items()}
     split_groups = None if groups is None else groups[indices]
-    if not stays:
-        return Dataset(
-            inputs, split_targets, classes, name, split_groups, tuple(notes), split_files
+    form: Any = partial(Dataset, files=split_files)
+    if stays:
+        notes.append(
+            f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
+            f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
         )
-    notes.append(
-        f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
-        f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
-    )
-    workers = request.workers
-    return DiskDataset(
-        inputs, split_targets, classes, name, split_groups, tuple(notes), workers=workers
-    )
+        form = partial(DiskDataset, workers=request.workers)
+    return form(inputs, split_targets, classes, name, split_groups, tuple(notes))
 
 
-def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
+def _training_classes(name: str, entries: Iterable[Entry]) -> Names:
     """The classes of the training images, in natural order. Raises DataError for fewer than two."""
     labels: set[str] = set()
     for entry in entries:
@@ -232,7 +230,7 @@ def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensors]:
     """The first class of each entry `[n]`; and the target "label", or "labels" of several."""
     if not any(entry.labels for entry in entries):  # of values
         return torch.zeros(len(entries), dtype=torch.int64), {}
@@ -279,7 +277,7 @@ def _encode_images(
     files: Sequence[str],
     all_files: Sequence[str],
     request: ReadRequest,
-    open_image: Callable[[str], ImageSource],
+    open_image: OpenImage,
 ) -> EncodedImages:
     """Images of a split as they lie in files; one color image of any split makes all color."""
     in_chans = request.in_chans
@@ -317,7 +315,11 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
     """
     limit = request.max_bytes or FLOOR
     if num_bytes > limit and request.max_bytes is None:
-        limit = max(FLOOR, RATIO * sum(map(_stored_bytes, files)))
+        sizes = (
+            os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
+            for file in files
+        )
+        limit = max(FLOOR, RATIO * sum(sizes))
     if num_bytes > limit:
         raise DataError(
             f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
@@ -326,13 +328,7 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
         )
 
 
-def _stored_bytes(file: str) -> int:
-    return os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
-
-
-def find_damaged(
-    files: Iterable[str], open_image: Callable[[str], ImageSource] = str
-) -> dict[str, str]:
+def find_damaged(files: Iterable[str], open_image: OpenImage = str) -> dict[str, str]:
     """Decode image files and keep none of them.
 
     Args:
@@ -353,7 +349,7 @@ def find_damaged(
 
 def damage_notes(
     name: str, problems: Mapping[str, str], num_images: int, skip_damaged: bool
-) -> tuple[str, ...]:
+) -> Names:
     """A sentence on files that cannot be read; none where there are none.
 
     Args:

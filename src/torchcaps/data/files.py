@@ -23,9 +23,10 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from torchcaps.data.dataset import Batch, Dataset, select_rows
-from torchcaps.data.images import ImageSource, check_size, decode_image
+from torchcaps.data.images import OpenImage, check_size, decode_image
 from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
 from torchcaps.errors import DataError, check_range
+from torchcaps.types import Tensors
 
 MAX_WORKERS = 8  # that a machine of many cores gets by default
 SAMPLED_FILES = 256  # whose contents are in a fingerprint
@@ -52,7 +53,7 @@ class EncodedImages:
     img_size: tuple[int, int]
     is_resized: bool
     crop: int | None = None
-    open_image: Callable[[str], ImageSource] = str
+    open_image: OpenImage = str
     dtype: ClassVar[torch.dtype] = torch.uint8
     device: ClassVar[torch.device] = torch.device("cpu")
 
@@ -81,6 +82,10 @@ class EncodedImages:
             check_size(file, image, self.img_size)
             pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
         return pixels
+
+    def float(self) -> Float[Tensor, "n channels height width"]:
+        """The decoded images as floats, as a tensor has it."""
+        return self.decode().float()
 
     def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
         """Pixels for a `DataLoader`, and an error in words: it would come with its traceback.
@@ -144,12 +149,6 @@ class DiskDataset(Dataset):
     def to(self, device: torch.device | str) -> Self:
         return self  # batches are moved to a device, not files
 
-    def float_images(
-        self, indices: Tensor | Sequence[int] | None = None
-    ) -> Float[Tensor, "m channels height width"]:
-        inputs = self.inputs if indices is None else self.inputs[self._index(indices)]
-        return to_float(inputs.decode())
-
     def batches(
         self,
         index_batches: Sequence[Tensor],
@@ -170,7 +169,7 @@ class DiskDataset(Dataset):
             yield Batch(to_float(pixels), select_rows(targets, indices), indices)
 
 
-def identities(images: Dataset) -> dict[str, Tensor]:
+def identities(images: Dataset) -> Tensors:
     """The tensors with an entry for each image, by name, on the CPU; of files their digest."""
     inputs: Any = images.inputs
     content = inputs.fingerprint() if isinstance(inputs, EncodedImages) else inputs.cpu()

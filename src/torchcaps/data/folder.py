@@ -30,13 +30,14 @@ from torchcaps.data.images import (
     SIGNATURE,
     SIGNATURE_BYTES,
     SUFFIXES,
-    ImageSource,
+    OpenImage,
     contents_note,
     is_image_file,
     natural_key,
 )
 from torchcaps.data.reading import Unpacked, open_file, read_errors
 from torchcaps.errors import DataError, counted
+from torchcaps.types import Names, StrPath
 from torchcaps.words import join_names
 
 LOCATION = re.compile(r"(.*?\.(?:tar(?:\.\w+)?|tgz)):.*@(\d+)\+(\d+)", re.DOTALL | re.IGNORECASE)
@@ -45,7 +46,7 @@ LABEL_KEYS = ("label", "cls", "class")  # of a .json file
 MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
 NAMED_FILES = 3  # that a note names of each reason
 
-Parts = tuple[str, ...]
+Parts = Names
 """A path below the folder that is read, as the names of its folders and its own."""
 
 
@@ -69,7 +70,22 @@ class Scan:
         if path.is_dir():
             self._add_folder(path, (), set())
         else:
-            self._add_archive()
+            for member in archive_members(self.path):
+                name = SEPARATOR.join(member.parts)
+                key, ending = _split_name(name)
+                suffix = Path(name).suffix.lower()
+                if member.file is None:
+                    self.omissions["link or device"].append(name)
+                    continue
+                if ending in LABEL_SUFFIXES:
+                    self.labels[key] = ending, member.file.read(MAX_LABEL_BYTES + 1)
+                start = b"" if suffix else member.file.read(SIGNATURE_BYTES)
+                if suffix not in SUFFIXES and not SIGNATURE.match(start):
+                    self.omissions["non-image file"].append(name)
+                    continue
+                self.images[member.parts] = member.location
+                if member.is_packed:
+                    self.contents[member.location] = start + member.file.read()
 
     def _add_folder(self, folder: Path, parts: Parts, above: set[tuple[int, int]]) -> None:
         """Add what lies in a folder; `above` has the (device, inode) of the folders above it."""
@@ -96,24 +112,6 @@ class Scan:
                         reason = "broken link"
                     self.omissions[reason].append(SEPARATOR.join(inner))
 
-    def _add_archive(self) -> None:
-        for member in archive_members(self.path):
-            name = SEPARATOR.join(member.parts)
-            key, ending = _split_name(name)
-            suffix = Path(name).suffix.lower()
-            if member.file is None:
-                self.omissions["link or device"].append(name)
-                continue
-            if ending in LABEL_SUFFIXES:
-                self.labels[key] = ending, member.file.read(MAX_LABEL_BYTES + 1)
-            start = b"" if suffix else member.file.read(SIGNATURE_BYTES)
-            if suffix not in SUFFIXES and not SIGNATURE.match(start):
-                self.omissions["non-image file"].append(name)
-                continue
-            self.images[member.parts] = member.location
-            if member.is_packed:
-                self.contents[member.location] = start + member.file.read()
-
     def notes(self, name: str) -> list[str]:
         """One sentence on all that is left out; none where nothing is.
 
@@ -127,7 +125,7 @@ class Scan:
         return [f"{name}: left out {', '.join(parts)}"] if parts else []
 
 
-def read_folder(path: str | Path, request: ReadRequest) -> Dataset:
+def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, in a folder or tar archive.
 
     The folder or archive names the set. A folder that holds images is a class, with all images
@@ -175,7 +173,7 @@ def read_folder(path: str | Path, request: ReadRequest) -> Dataset:
             entries += _label_files(scan, request)
             notes += scan.notes(name)
         contents |= scan.contents
-    open_image: Callable[[str], ImageSource] = str
+    open_image: OpenImage = str
     if places or not is_folder:
         open_image = contents.__getitem__ if contents else read_member
     return read_entries(name, entries, request, open_image, notes, can_stay=not contents)
@@ -268,27 +266,22 @@ def _label_samples(scan: Scan, split: str | None, request: ReadRequest) -> list[
         if ending in SUFFIXES:
             if key not in scan.labels:
                 raise DataError(f"{scan.path}:{key}: expected its label in {key}.cls or {key}.json")
-            label = _parse_label(f"{scan.path}:{key}", *scan.labels[key])
+            ending, text = scan.labels[key]
+            try:
+                label = text.decode("utf-8").strip()
+                if ending == ".json":
+                    content = json.loads(label)
+                    label = next(str(content[key]) for key in LABEL_KEYS if key in content)
+            except (ValueError, TypeError, StopIteration):
+                label = ""
+            if not label or len(text) > MAX_LABEL_BYTES:
+                raise DataError(
+                    f"{scan.path}:{key}{ending}: expected a label, or a JSON object with one of "
+                    f"{', '.join(LABEL_KEYS)}, of at most {MAX_LABEL_BYTES:,} bytes"
+                )
             group = find_group(request.options.group_pattern, name)
             entries.append(Entry(location, (label,), split, group))
     return entries
-
-
-def _parse_label(sample: str, ending: str, text: bytes) -> str:
-    """The label in a .cls or .json member of this sample."""
-    try:
-        label = text.decode("utf-8").strip()
-        if ending == ".json":
-            content = json.loads(label)
-            label = next(str(content[key]) for key in LABEL_KEYS if key in content)
-        if label and len(text) <= MAX_LABEL_BYTES:
-            return label
-    except (ValueError, TypeError, StopIteration):
-        pass
-    raise DataError(
-        f"{sample}{ending}: expected a label, or a JSON object with one of "
-        f"{', '.join(LABEL_KEYS)}, of at most {MAX_LABEL_BYTES:,} bytes"
-    )
 
 
 # Not registered: every format goes before it, in whatever order modules are imported.
@@ -310,7 +303,7 @@ class Member(NamedTuple):
         is_packed: whether the archive is compressed, so that there is no going back to it.
     """
 
-    parts: tuple[str, ...]
+    parts: Names
     location: str
     file: IO[bytes] | None
     is_packed: bool

@@ -3,8 +3,6 @@
 Ink is what stands out from the background, whichever of the two is darker.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

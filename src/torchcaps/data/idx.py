@@ -24,6 +24,7 @@ from torchcaps.data._registry import (
 from torchcaps.data.dataset import Dataset, check_labels, numbered
 from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, to_array
 from torchcaps.errors import DataError
+from torchcaps.types import Names
 
 MAGIC = bytes([0, 0, 8])  # of unsigned bytes; the number of axes follows
 BYTES = np.dtype(np.uint8)
@@ -75,7 +76,7 @@ def read_idx_set(
     folder: Path,
     request: ReadRequest,
     name: str,
-    classes: tuple[str, ...] | None = None,
+    classes: Names | None = None,
 ) -> Dataset:
     """One split of a folder of files named as MNIST's.
 

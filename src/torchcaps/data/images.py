@@ -4,7 +4,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DamagedImageError, DataError, check_regular
+from torchcaps.types import StrPath
 from torchcaps.words import join_names
 
 # The only formats that are opened, whatever a file is called: others run programs (EPS) or are
@@ -43,7 +44,8 @@ SIGNATURE_BYTES = 16
 ORIENTATION = 0x0112  # EXIF tag; 5 to 8 exchange height and width
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
-ImageSource = str | Path | bytes | Image.Image
+ImageSource = StrPath | bytes | Image.Image
+OpenImage = Callable[[str], ImageSource]  # from the name of a file to what `decode_image` takes
 
 
 def decode_image(
@@ -114,7 +116,7 @@ def upright_size(path: Path) -> tuple[int, int]:
     return (width, height) if is_turned else (height, width)
 
 
-def is_image_file(path: str | Path) -> bool:
+def is_image_file(path: StrPath) -> bool:
     """Whether a file is an image by its name, or by its first bytes where it has no ending.
 
     A hidden file is none. Only a regular file is opened; one that cannot be is taken for an image,
@@ -179,7 +181,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
         DataError: memory is exhausted.
     """
     if name is None:
-        name = str(source) if isinstance(source, str | Path) else "image"
+        name = str(source) if isinstance(source, StrPath) else "image"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd metadata does not matter, only the pixels do
@@ -195,23 +197,17 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
     except MemoryError as error:
         raise DataError(f"{name}: it does not fit into memory") from error
     except DataError as error:
-        raise type(error)(f"{name}: {_problem(error, name)}") from error
+        raise type(error)(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
     except Exception as error:  # Pillow's plugins raise anything on damaged bytes
-        raise DamagedImageError(f"{name}: {_problem(error, name)}") from error
-
-
-def _problem(error: Exception, name: str) -> str:
-    match error:
-        case DataError():
-            return str(error).removeprefix(f"{name}: ")
-        case FileNotFoundError():
-            return "no such image file"
-        case Image.UnidentifiedImageError():
-            return f"not an image, or a damaged one; expected {', '.join(FORMATS)}"
-        case Image.DecompressionBombWarning() | Image.DecompressionBombError():
-            return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
-        case _:
-            return f"unreadable image ({str(error) or type(error).__name__})"
+        problem = f"unreadable image ({str(error) or type(error).__name__})"
+        match error:
+            case FileNotFoundError():
+                problem = "no such image file"
+            case Image.UnidentifiedImageError():
+                problem = f"not an image, or a damaged one; expected {', '.join(FORMATS)}"
+            case Image.DecompressionBombWarning() | Image.DecompressionBombError():
+                problem = f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
+        raise DamagedImageError(f"{name}: {problem}") from error
 
 
 def _to_bytes(image: Image.Image, background: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from torchcaps.data.images import ARCHIVES, contents_note, natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import ArgumentError, DataError
+from torchcaps.types import StrPath
 
 BATCH_AXES = 4  # of an array of several images
 
@@ -64,7 +65,7 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
             "inputs", f"expected paths, pictures, arrays or an iterable of them, got {inputs!r}"
         )
     for element in inputs:
-        if isinstance(element, str | Path):
+        if isinstance(element, StrPath):
             yield from _list_path(str(element), preprocess)
         elif getattr(element, "ndim", 0) == BATCH_AXES:
             yield from (Input(None, image) for image in element)

@@ -31,22 +31,23 @@ from torchcaps.errors import (
     check_known,
     check_range,
 )
+from torchcaps.types import Names, StrPath
 
 IMAGE_FILES = "image files in a folder, an archive or a .csv"
 
 
 def load_dataset(
-    name_or_path: str | Path,
+    name_or_path: StrPath,
     split: str = "train",
-    root: str | Path | None = None,
+    root: StrPath | None = None,
     *,
     img_size: Size = None,
     in_chans: int | None = None,
-    cache_dir: str | Path | None = None,
+    cache_dir: StrPath | None = None,
     max_bytes: int | None = None,
     storage: Storage = "memory",
     workers: int | None = None,
-    classes: tuple[str, ...] | None = None,
+    classes: Names | None = None,
     **options: Any,
 ) -> Dataset:
     """Load one split of a data set. Never downloads.
@@ -112,7 +113,14 @@ def load_dataset(
             if images is None:
                 raise missing_set(text, folders)
         elif (path := Path(name_or_path).expanduser()).exists():
-            images = _read_path(path, request)
+            formats = {"a folder of class folders or shards, a .tar archive": FOLDERS, **FORMATS}
+            fitting = (name for name in reversed(formats) if formats[name].holds(path))
+            name = next(fitting, None)
+            if name is None:
+                raise DataError(f"{path}: not a data set; expected {', '.join(formats)}")
+            data_format = formats[name]
+            _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
+            images = data_format.read(path, request)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
@@ -123,16 +131,6 @@ def load_dataset(
             "or plain .tar shards; use the storage auto or memory"
         )
     return images.resized(img_size, in_chans)
-
-
-def _read_path(path: Path, request: ReadRequest) -> Dataset:
-    formats = {"a folder of class folders or shards, a .tar archive": FOLDERS}
-    formats |= FORMATS
-    for name, data_format in reversed(formats.items()):
-        if data_format.holds(path):
-            _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
-            return data_format.read(path, request)
-    raise DataError(f"{path}: not a data set; expected {', '.join(formats)}")
 
 
 def _check_request(
@@ -153,9 +151,7 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "torchcaps"
 
 
-def places(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
-) -> list[Path]:
+def places(name: str, root: StrPath | None = None, cache_dir: StrPath | None = None) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = base_info(name)
     if info.embedded is not None:

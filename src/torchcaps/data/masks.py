@@ -1,7 +1,5 @@
 """Masks, a class for each pixel: sets with them, their pictures, and the files that hold them."""
 
-from __future__ import annotations
-
 import colorsys
 import csv
 import re
@@ -22,6 +20,7 @@ from torchcaps.data.images import contents_note, is_image_file, natural_key, ope
 from torchcaps.data.pixels import resize_masks, size_pair
 from torchcaps.data.reading import read_bytes, read_errors
 from torchcaps.errors import DataError
+from torchcaps.types import Names, StrPath
 
 CLASS_TABLES = ("classes.txt", "classes.csv")
 MAX_MASK_VALUE = 32  # of a mask without a table of classes
@@ -40,7 +39,7 @@ COLORS = (
 )
 
 
-def masked_set(images: Tensor, masks: Tensor, classes: tuple[str, ...], name: str) -> Dataset:
+def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Dataset:
     """A set of images and masks, whose label is the class with most pixels of a mask.
 
     Args:
@@ -103,7 +102,7 @@ class MaskPair(NamedTuple):
     split: str | None
 
 
-def read_masks(root: str | Path, request: ReadRequest) -> Dataset:
+def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
     """Read `root/images/*` with `root/masks/*`, or both within `root/train/` and `root/test/`.
 
     The names of an image and its mask are equal but for the ending. Without train/ and test/, 20 %
@@ -141,7 +140,7 @@ def read_masks(root: str | Path, request: ReadRequest) -> Dataset:
         return _read_pairs(root.resolve().name, pairs, root, request)
 
 
-def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest) -> Dataset:
+def read_mask_table(path: Path, rows: "csv.DictReader[str]", request: ReadRequest) -> Dataset:
     """Read the images and masks that a CSV with the columns `image` and `mask` names."""
     pairs = []
     for row in rows:
@@ -225,7 +224,7 @@ def _read_pairs(
 class _ClassTable(NamedTuple):
     """Names of classes, and the pixel value of each: a color is one number."""
 
-    names: tuple[str, ...]
+    names: Names
     values: Sequence[int]
     source: str  # what states the values, for errors
     is_colored: bool = False

@@ -15,12 +15,13 @@ from torch import Tensor
 from torchcaps.data.reading import memory_limit, open_file
 from torchcaps.errors import DataError
 from torchcaps.isolated import IsolatedError, call_isolated
+from torchcaps.types import Json, StrPath
 
 BASE = 512 << 20  # bytes that Python with scipy takes by itself
 TIMEOUT = 300.0  # seconds
 
 
-def read_mat(path: str | Path) -> dict[str, Any]:
+def read_mat(path: StrPath) -> Json:
     """The variables of a MATLAB level-5 file, compressed or not, of either byte order, by name.
 
     They are as scipy simplifies them: a struct is a dictionary of its fields, a cell array a list
@@ -42,7 +43,7 @@ def read_mat(path: str | Path) -> dict[str, Any]:
                 f"{path}: not a MATLAB level-5 file by its header; save it again with -v7"
             )
         try:
-            variables: dict[str, Any] = call_isolated(
+            variables: Json = call_isolated(
                 "scipy.io:loadmat",
                 str(path),
                 max_bytes=BASE + 3 * memory_limit(path),
@@ -56,7 +57,7 @@ def read_mat(path: str | Path) -> dict[str, Any]:
 
 
 def label_arrays(
-    path: str | Path, variables: Any, images: str, labels: str, shape: tuple[int, ...]
+    path: StrPath, variables: Any, images: str, labels: str, shape: tuple[int, ...]
 ) -> tuple[UInt8[Tensor, "*shape n"], Int64[Tensor, " n"]]:
     """Images and labels among the variables of a file.
 

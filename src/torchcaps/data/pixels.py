@@ -146,18 +146,34 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
         )
     if images.size == 0:
         raise DataError(f"{source}: there are no pixels in images of shape {shape}")
-    if images.dtype == np.uint16:
-        images = deep_to_bytes(images)
-    elif images.dtype.kind == "f":
-        images = images.astype(np.float32)
-    elif images.dtype != np.uint8:
+    if images.dtype not in (np.uint8, np.uint16) and images.dtype.kind != "f":
         raise DataError(
             f"{source}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
         )
-    tensor = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
-    tensor = channels_first(tensor, in_chans).contiguous()
+    tensor = to_images(images, in_chans)
     check_pixels(source, tensor)
     return tensor
+
+
+def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
+    """Images in an array of any usual layout as `[n, channels, height, width]`, in one block.
+
+    Args:
+        images: the array. Floats become float32, and whole numbers up to 255 become uint8.
+        in_chans: see `channels_first`.
+    """
+    if isinstance(images, np.ndarray):
+        # torch knows no uint16 in most of its functions.
+        images = deep_to_bytes(images) if images.dtype == np.uint16 else images
+        images = torch.as_tensor(np.require(images, requirements=["A", "C", "W"]))
+    pixels = channels_first(images, in_chans)
+    if pixels.is_floating_point():
+        pixels = pixels.float()
+    elif (
+        pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255
+    ):
+        pixels = pixels.to(torch.uint8)
+    return pixels.contiguous()
 
 
 def check_images(source: str, images: Tensor) -> None:

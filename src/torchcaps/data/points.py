@@ -16,6 +16,7 @@ from torchcaps.data.pixels import Size, check_finite, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import open_arrays
 from torchcaps.errors import DataError, named_shape
+from torchcaps.types import StrPath
 
 RADIUS = 0.56  # root mean square distance from the center that every set is scaled to
 MIN_RADIUS = 1e-6  # of a set whose largest coordinate is 1
@@ -75,7 +76,7 @@ class PointPreprocess(Preprocess, kind="points"):
         if isinstance(image, np.ndarray | Tensor):
             source = "points"
             sets = np.asarray(image)[None]
-        elif isinstance(image, str | Path):
+        elif isinstance(image, StrPath):
             source = str(image)
             with open_arrays(Path(source)) as arrays:
                 sets = arrays.get("points", np.zeros(0))
@@ -89,7 +90,6 @@ class PointPreprocess(Preprocess, kind="points"):
             raise DataError(
                 f"{source}: expected one set of points, got {len(points)}; evaluate takes many"
             )
-        self.check(source, points)
         return Prepared(self.resize(source, points, self.img_size, self.in_chans)[0])
 
 

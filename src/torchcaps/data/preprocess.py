@@ -1,11 +1,8 @@
 """From a file, a Pillow image or an array to the tensor that a trained model takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,10 +28,11 @@ from torchcaps.data.pixels import (
 )
 from torchcaps.errors import DataError, check_shape
 from torchcaps.registry import Registry
+from torchcaps.types import Json, StrPath
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
 MAX_REPR = 400  # characters of a description in an error
-Picture = str | Path | Image.Image | np.ndarray | Tensor
+Picture = StrPath | Image.Image | np.ndarray | Tensor
 
 
 def read_picture(
@@ -56,21 +54,6 @@ def read_picture(
     array = tensor_array(torch.as_tensor(image))
     images = array_images("image", array[None], in_chans)
     return fit_images(images, size, in_chans).clone()
-
-
-def read_gray(image: Any, in_chans: int, name: str | None) -> Tensor:
-    """A picture `[height, width]` in [0, 1], on the page, black or white, that shows more of it.
-
-    Args:
-        image: as `Preprocess` takes it.
-        in_chans: channels of the model.
-        name: of an error.
-    """
-    if isinstance(image, np.ndarray | Tensor):
-        return to_float(to_channels(read_picture(image, None, in_chans, name), 1))[0, 0]
-    decode = partial(decode_image, image, None, 1, name=name)
-    pages = [to_float(decode(background=color)) for color in ("black", "white")]
-    return max(pages, key=lambda page: float(page.std()))[0]
 
 
 @dataclass(frozen=True)
@@ -218,20 +201,24 @@ class Preprocess:
         is_gray = bool((pixels == pixels[:1]).all())
         if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
             return Prepared(pixels)
-        gray = read_gray(image, self.in_chans, name)
-        prepared = self.form.bring(gray.numpy(), self.model_size, invert)
+        if isinstance(image, np.ndarray | Tensor):
+            gray = to_float(to_channels(read_picture(image, None, self.in_chans, name), 1))[0]
+        else:  # on the page that shows more of it
+            decode = partial(decode_image, image, None, 1, name=name)
+            pages = [to_float(decode(background=color)) for color in ("black", "white")]
+            gray = max(pages, key=lambda page: float(page.std()))
+        prepared = self.form.bring(gray[0].numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Plain values for JSON: `img_size`, `in_chans`; `crop`, `form`, `kind` where set."""
-        settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
-        settings["form"] = self.form and asdict(self.form)
+        settings = asdict(self) | {"img_size": list(self.img_size)}
         if not self.is_picture:
             settings["kind"] = self.kind
         return {name: setting for name, setting in settings.items() if setting is not None}
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> Preprocess:
+    def from_dict(cls, settings: Mapping[str, Any]) -> "Preprocess":
         """The inverse of `to_dict`.
 
         Args:

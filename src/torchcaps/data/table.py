@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import fields
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,9 +21,10 @@ from torchcaps.data.entries import (
 from torchcaps.data.masks import read_mask_table
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import ArgumentError, DataError
+from torchcaps.types import Json, Names, StrPath
 
 
-def read_table(path: str | Path, request: ReadRequest) -> Dataset:
+def read_table(path: StrPath, request: ReadRequest) -> Dataset:
     """Read the images that a CSV with the columns `file` and `label` names.
 
     With the columns `image` and `mask` instead it gives images with masks, as `read_masks` does; a
@@ -81,7 +81,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
             line = f"{path} line {rows.line_num}"
             name = row[file].strip()
             cells = [row[column].strip() for column in columns]
-            labels: tuple[str, ...] = ()
+            labels: Names = ()
             if options.value_column:
                 values.append([_read_number(line, cell) for cell in cells])
             else:
@@ -99,16 +99,14 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
     read = [row for row, entry in enumerate(entries) if entry.file not in missing]
     entries = [entries[row] for row in read]
-    extras: dict[str, Any] = {}
+    extras: Json = {}
     if options.value_column:
         values = [values[row] for row in read]
         extras = {"classes": columns, "targets": {"value": torch.tensor(values)}}
     return read_entries(path.stem, entries, request, notes=notes, **extras)
 
 
-def _read_labels(
-    line: str, name: str, cells: Sequence[str], separator: str | None
-) -> tuple[str, ...]:
+def _read_labels(line: str, name: str, cells: Sequence[str], separator: str | None) -> Names:
     """The labels of an image of this name. Raises DataError for none, or equal ones."""
     if separator:
         cells = [label.strip() for label in separator.join(cells).split(separator)]

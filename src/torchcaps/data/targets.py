@@ -15,8 +15,6 @@ like another form, and kept for their batches:
 What may be of two forms is refused, unless the target that the task takes decides it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,6 +28,7 @@ from torchcaps.data.images import natural_key
 from torchcaps.data.masks import MAX_MASK_VALUE
 from torchcaps.data.pixels import tensor_array
 from torchcaps.errors import ArgumentError
+from torchcaps.types import Names, Tensors
 
 # Names in a mapping, and the target that each of them is.
 TARGET_KEYS = {
@@ -40,14 +39,6 @@ TARGET_KEYS = {
     "masks": "mask",
     "value": "value",
 }
-TARGET_OF_FORM = {
-    "classes": "label",
-    "one_hot": "label",
-    "hot": "labels",
-    "lists": "labels",
-    "masks": "mask",
-    "values": "value",
-}
 SEQUENCES = (list, tuple, set, np.ndarray)
 
 
@@ -55,7 +46,7 @@ class Form(NamedTuple):
     """How a target is written.
 
     Attributes:
-        kind: a name of `TARGET_OF_FORM`.
+        kind: "classes", "one_hot", "hot", "lists", "masks" or "values".
         axis: of masks, the one that is no axis of space; None where there is none.
     """
 
@@ -72,14 +63,14 @@ class Targets(NamedTuple):
         forms: of the targets, by the names under which they were given.
     """
 
-    classes: tuple[str, ...]
-    tensors: dict[str, Tensor]
+    classes: Names
+    tensors: Tensors
     forms: dict[str, Form]
 
 
 def read_targets(
     labels: Any,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
     *,
     num_classes: int | None = None,
     target: str | None = None,
@@ -101,7 +92,7 @@ def read_targets(
     Raises:
         ArgumentError: other forms, two forms that are possible, or what is no class.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     form_of = dict(forms or {})
     for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
         name = TARGET_KEYS.get(key, key)
@@ -111,9 +102,8 @@ def read_targets(
             continue
         if key not in form_of:
             form_of[key] = _choose_form(array, target if name == "label" else name)
-        form = form_of[key]
-        encoded, classes = _encode(array, form, classes, num_classes)
-        tensors[TARGET_OF_FORM[form.kind]] = encoded
+        target_name, encoded, classes = _encode(array, form_of[key], classes, num_classes)
+        tensors[target_name] = encoded
     if not classes and "value" in tensors:
         classes = tuple(f"value {index}" for index in range(tensors["value"].shape[1]))
     return Targets(classes, tensors, form_of)
@@ -191,15 +181,15 @@ def _class_axis(masks: np.ndarray) -> int | None:
 
 
 def _encode(
-    array: np.ndarray, form: Form, classes: tuple[str, ...], num_classes: int | None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """A target, and the names of its classes, which are `classes` where these are known."""
+    array: np.ndarray, form: Form, classes: Names, num_classes: int | None
+) -> tuple[str, Tensor, Names]:
+    """A target with its name, and the names of its classes, which are `classes` if known."""
     if form.kind == "values":
-        return torch.as_tensor(array).float().reshape(len(array), -1), classes
+        return "value", torch.as_tensor(array).float().reshape(len(array), -1), classes
     if form.kind == "classes":
         array = array.reshape(-1)
         classes = classes or class_names(array, num_classes)
-        return known_indices(array, classes), classes
+        return "label", known_indices(array, classes), classes
     if form.kind == "lists":
         lists = [to_array(list(row)) for row in array]
         classes = classes or class_names(np.concatenate(lists), num_classes)
@@ -210,7 +200,7 @@ def _encode(
                     "labels", f"expected each class of an image once, got {row.tolist()}"
                 )
             hot[index, known_indices(row, classes)] = 1
-        return hot, classes
+        return "labels", hot, classes
     expected = len(classes) or num_classes
     if form.kind == "masks":
         array = _mask_indices(array, form.axis, expected or 0)
@@ -223,7 +213,9 @@ def _encode(
         raise _count_error(expected, count)
     rows = torch.from_numpy(array.astype(np.uint8))
     classes = classes or numbered("labels", (expected or count) - 1)
-    return (rows.argmax(dim=1) if form.kind == "one_hot" else rows), classes
+    if form.kind == "one_hot":
+        return "label", rows.argmax(dim=1), classes
+    return "mask" if form.kind == "masks" else "labels", rows, classes
 
 
 def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.ndarray:
@@ -252,7 +244,7 @@ def _count_error(expected: int, got: int) -> ArgumentError:
     )
 
 
-def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str, ...]:
+def class_names(labels: np.ndarray, num_classes: int | None = None) -> Names:
     """The names of the classes of labels, in natural order.
 
     Numbers from 0 are indices. Numbers that begin later, as 1 to 3, are names, unless all of them
@@ -284,7 +276,7 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> tuple[str
     return names
 
 
-def known_indices(labels: np.ndarray, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
+def known_indices(labels: np.ndarray, classes: Names) -> Int64[Tensor, " n"]:
     """Labels `[n]` as indices into classes that are known already.
 
     Labels are names of classes; whole numbers are indices where no class is called by a number.

@@ -1,7 +1,5 @@
 """From a model or a run to a file that is checked."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -18,10 +16,10 @@ from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
 from torchcaps.reporting.api import ModelOrRun
-from torchcaps.reporting.prediction import Predictor, load_model
+from torchcaps.reporting.prediction import load_model
 from torchcaps.training.files import atomic, files_of, make_folder
 from torchcaps.training.run import is_run
-from torchcaps.types import model_metadata, spec_of
+from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
 FORMAT = 1  # of the metadata
 BATCH_SIZES = (64, 32, 3, 1)  # of 100 images that a file is checked with
@@ -67,14 +65,14 @@ class Exported:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The attributes, ready for JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def export(
     model_or_run: ModelOrRun,
-    path: str | Path,
+    path: StrPath,
     *,
     format: str | None = None,
     half: bool = False,
@@ -120,7 +118,11 @@ def export(
         1.2e-07
     """
     path = Path(path)
-    name = format or _format_of(path)
+    suffixes = {entry.suffix: name for name, entry in EXPORT_FORMATS.items() if entry.suffix}
+    name = format or suffixes.get(path.suffix)
+    if name is None:
+        endings = ", ".join(sorted(suffixes))
+        raise ArgumentError("path", f"expected a file ending in one of {endings}, got {path.name}")
     export_format = EXPORT_FORMATS[name]
     default = Path(export_format.file)
     if default.name != export_format.file and not path.suffix:  # its files are alone in a folder
@@ -131,11 +133,10 @@ def export(
             raise ArgumentError(option, f"the format {name} has none")
     model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
-    stored = model
-    if half_limit is not None or int8:
-        stored = StoredWeights(model, half_limit, int8).eval()
+    is_exact = half_limit is None and not int8
+    stored = model if is_exact else StoredWeights(model, half_limit, int8).eval()
     expected = _answers(stored, images)
-    reference = expected if stored is model else _answers(model, images)
+    reference = _answers(model, images)
     loss = largest_difference(expected, reference)
     changed = None
     if not spec_of(model).is_dense:
@@ -143,23 +144,20 @@ def export(
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
     weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
-    metadata = _describe(model_or_run, model) | {
-        "weights": weights,
-        "loss": loss,
-        "changed": changed,
-        "checked": {"images": source, "batches": batches},
-    }
+    metadata = _describe(model)
+    metadata |= {"weights": weights, "loss": loss, "changed": changed}
+    metadata["checked"] = {"images": source, "batches": batches}
     make_folder(path.parent)
     with atomic(path) as partial:
         start = perf_counter()
-        export_format.write(
-            Subject(stored, images[0][:2], metadata, model_or_run, opset, root), partial
-        )
+        subject = Subject(stored, images[0][:2], metadata, model_or_run, opset, root)
+        export_format.write(subject, partial)
         seconds = perf_counter() - start
         answer = export_format.read(partial)
         difference = largest_difference(_answers_of_file(answer, images, expected), expected)
         if not difference <= TOLERANCE:
-            rounding = _rounding(stored, images, expected)
+            exact = _answers(deepcopy(stored).double(), [batch.double() for batch in images])
+            rounding = largest_difference(exact, expected)
             if not difference <= ROUNDING * rounding:
                 raise ExportError(
                     f"format: expected the model's outputs within {TOLERANCE} or {ROUNDING} x its "
@@ -167,15 +165,6 @@ def export(
                 )
         size = sum(file.stat().st_size for file in files_of(partial))
     return Exported(path, name, size, weights, source, batches, difference, loss, changed, seconds)
-
-
-def _format_of(path: Path) -> str:
-    """Name of the format of the path's ending."""
-    suffixes = {entry.suffix: name for name, entry in EXPORT_FORMATS.items() if entry.suffix}
-    if path.suffix not in suffixes:
-        endings = ", ".join(sorted(suffixes))
-        raise ArgumentError("path", f"expected a file ending in one of {endings}, got {path.name}")
-    return suffixes[path.suffix]
 
 
 def _check_images(
@@ -204,11 +193,10 @@ def _check_images(
     return [images[batch] for batch in indices.split(sizes)], source
 
 
-def _describe(model_or_run: ModelOrRun, model: nn.Module) -> dict[str, Any]:
+def _describe(model: nn.Module) -> Json:
     """What a file says of its model."""
     metadata = model_metadata(model)
     spec = spec_of(model)
-    calibration = Predictor(model_or_run).calibration
     return {
         "format": FORMAT,
         "version": torchcaps.__version__,
@@ -217,7 +205,7 @@ def _describe(model_or_run: ModelOrRun, model: nn.Module) -> dict[str, Any]:
         "activation": spec.activation,
         "classes": list(metadata.classes),
         "preprocess": None if metadata.preprocess is None else metadata.preprocess.to_dict(),
-        "calibration": None if calibration is None else calibration.to_dict(),
+        "calibration": metadata.calibration,
     }
 
 
@@ -248,12 +236,6 @@ def _answers_of_file(answer: Answer, batches: list[Tensor], expected: list[Tenso
             raise ExportError(f"format: {shapes} from the file")
         answers.append(given)
     return answers
-
-
-def _rounding(model: nn.Module, batches: list[Tensor], expected: list[Tensor]) -> float:
-    """How far the outputs of a model are from those in double precision."""
-    doubled = deepcopy(model).double()
-    return largest_difference(_answers(doubled, [images.double() for images in batches]), expected)
 
 
 def largest_difference(first: list[Tensor], second: list[Tensor]) -> float:

@@ -1,7 +1,5 @@
 """What a format is, and what it writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +20,8 @@ METADATA_KEY = "torchcaps"
 
 Answer = Callable[[NDArray[Any]], NDArray[Any]]
 """From images `[batch, channels, height, width]`, float32, to what the model gives for them."""
+Writer = Callable[["Subject", Path], None]
+"""(what is to be written, path of the file)"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ExportFormat:
     """
 
     suffix: str
-    write: Callable[[Subject, Path], None]
+    write: Writer
     read: Callable[[Path], Answer]
     file: str
     half_limit: int | None = None
@@ -107,7 +107,7 @@ def register_export_format(
     file: str = "",
     half_limit: int | None = None,
     replace: bool = False,
-) -> Callable[[Callable[[Subject, Path], None]], Callable[[Subject, Path], None]]:
+) -> Callable[[Writer], Writer]:
     """Decorator that registers a format by the function that writes it.
 
     Args:
@@ -129,7 +129,7 @@ def register_export_format(
         ArgumentError: the name is taken, unless `replace`.
     """
 
-    def decorate(write: Callable[[Subject, Path], None]) -> Callable[[Subject, Path], None]:
+    def decorate(write: Writer) -> Writer:
         default = f"model{suffix}" if suffix else name
         export_format = ExportFormat(suffix, write, read, file or default, half_limit)
         EXPORT_FORMATS.add(name, export_format, reads=reads, replace=replace)

@@ -3,15 +3,15 @@
 `torchcaps.load` reads the folder, and "hf:OWNER/NAME" once it was uploaded.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from torchcaps import words
 from torchcaps.errors import ArgumentError, ExportError, check_packages, one_line
-from torchcaps.exporting.formats import Answer, Subject, answer_of, register_export_format
+from torchcaps.exporting.formats import Subject, answer_of, register_export_format
+from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting.prediction import load_model
 from torchcaps.training import Run, load, save
 from torchcaps.training.files import (
@@ -22,8 +22,7 @@ from torchcaps.training.files import (
     write_json,
 )
 from torchcaps.training.run import is_run
-from torchcaps.types import spec_of
-from torchcaps.words import duration, format_metric, numbers
+from torchcaps.types import StrPath, spec_of
 
 CARD_FILE = "README.md"
 REPOSITORY = "OWNER/NAME"  # in a card, until its folder is uploaded
@@ -31,45 +30,48 @@ REPOSITORY = "OWNER/NAME"  # in a card, until its folder is uploaded
 PIPELINES = {False: "image-classification", True: "image-segmentation"}
 CARD = """\
 ---
-{front}
+{{ front }}
 ---
 
-# {model}
+# {{ model }}
 
-A capsule network of [torchcaps](https://pypi.org/project/torchcaps/) {version}.
+A capsule network of [torchcaps](https://pypi.org/project/torchcaps/) {{ version }}.
 
 ```python
 import torchcaps as tc
 
-predictions = tc.predict("hf:{repository}", "photo.png")
+predictions = tc.predict("hf:{{ repository }}", "photo.png")
 ```
 
-`tc.load("hf:{repository}")` is the network itself. Its outputs are activations of classes
-({activation}). The file `config.json` has the names of the classes, and how pictures are prepared.
+`tc.load("hf:{{ repository }}")` is the network itself. Its outputs are activations of classes
+({{ activation }}). The file `config.json` has the names of the classes, and how pictures are prepared.
 
 ## Figures
 
-{figures}
+{% if figures %}
+- test images: {{ "{:,}".format(run.figures.num_samples) }}
+{% for name, figure in figures.items() %}
+- {{ name }}: {{ words.format_metric(name, figure) }}
+{% endfor %}
+{% else %}
+The run has no evaluation.
+{% endif %}
 
 ## Training
 
-{facts}
+- parameters: {{ "{:,}".format(parameters) }}
+- weights: {{ weights }}
+{% if run %}
+- trained on: {{ data }}
+- epochs: {{ run.best_epoch }} of {{ run.config.training.epochs }}
+- seed: {{ run.config.training.seed }}, one training
+- time: {{ words.duration(run.seconds or 0) }}
+- machine: {{ run.environment.get("gpu") or run.environment.get("processor") }}
+{% endif %}
 """
 
 
-def read_hub(path: Path) -> Answer:
-    """Open a folder.
-
-    Args:
-        path: of the folder.
-
-    Returns:
-        The function that it answers with.
-    """
-    return answer_of(load(path))
-
-
-@register_export_format("hub", "", read_hub, reads=("half",))
+@register_export_format("hub", "", lambda path: answer_of(load(path)), reads=("half",))
 def write_hub(subject: Subject, path: Path) -> None:
     """Write a folder; its config.json is the metadata.
 
@@ -93,7 +95,7 @@ def write_hub(subject: Subject, path: Path) -> None:
     (path / CARD_FILE).write_text(_make_card(subject, network), encoding="utf-8")
 
 
-def push(folder: str | Path, repository: str, *, private: bool = False) -> str:
+def push(folder: StrPath, repository: str, *, private: bool = False) -> str:
     """Upload a folder that was exported as "hub", through huggingface_hub and its log-in.
 
     Args:
@@ -133,46 +135,33 @@ def push(folder: str | Path, repository: str, *, private: bool = False) -> str:
 def _make_card(subject: Subject, network: nn.Module) -> str:
     """The model card, with the figures of the run."""
     from huggingface_hub import EvalResult, ModelCardData
+    from jinja2 import Template
 
-    metadata = subject.metadata
-    parameters = sum(weight.numel() for weight in network.parameters())
-    facts = {"parameters": f"{parameters:,}", "weights": metadata["weights"]}
-    figures = {}
-    results = []
     pipeline = PIPELINES[spec_of(network).is_dense]
     origin = subject.origin
+    run = None
+    data = ""
+    figures = {}
     if not isinstance(origin, nn.Module) and is_run(Path(origin)):
         run = Run.open(Path(origin))
-        training = run.config.training
         data = Path(run.config.data.name).stem  # where it lies is for nobody else
-        facts |= {
-            "trained on": data,
-            "epochs": f"{run.best_epoch} of {training.epochs}",
-            "seed": f"{training.seed}, one training",
-            "time": duration(run.seconds or 0),
-            "machine": str(run.environment.get("gpu") or run.environment.get("processor")),
-        }
-        if evaluation := run.figures:
-            figures["test images"] = f"{evaluation['num_samples']:,}"
-            for name, figure in numbers(evaluation).items():
-                figures[name] = format_metric(name, figure)
-                results.append(EvalResult(pipeline, data, data, name, figure))
+        figures = words.numbers(run.figures or {})
+    results = [EvalResult(pipeline, data, data, *figure) for figure in figures.items()]
     front = ModelCardData(
         eval_results=results or None,
         library_name="torchcaps",
-        model_name=metadata["model"],
+        model_name=subject.metadata["model"],
         pipeline_tag=pipeline,
         tags=["capsule-network"],
     )
-    return CARD.format(
+    card = Template(CARD, trim_blocks=True, keep_trailing_newline=True)
+    return card.render(
+        subject.metadata,
         front=front.to_yaml(),
-        facts=_list_rows(facts),
-        figures=_list_rows(figures) or "The run has no evaluation.",
+        run=run,
+        data=data,
+        figures=figures,
+        words=words,
+        parameters=parameter_count(network),
         repository=REPOSITORY,
-        **metadata,
     )
-
-
-def _list_rows(rows: dict[str, str]) -> str:
-    """Names and cells as a list in Markdown."""
-    return "\n".join(f"- {name}: {cell}" for name, cell in rows.items())

@@ -4,9 +4,6 @@
 a tensor have its place in `Network.tensors`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,15 +71,11 @@ class Network:
         """
         x = images
         for layer in self.layers:
-            parts = {key: self._tensor(layer, key) for key in layer if key in TENSORS}
-            x = OPERATIONS[layer["op"]](x, layer, parts)
+            parts = {}
+            for key in layer.keys() & {"weight", "bias", "factor", "shift", "prior"}:
+                parts[key] = None if layer[key] is None else self.tensors[layer[key]]
+            x = _apply(x, layer | parts)
         return x
-
-    def _tensor(self, layer: Layer, key: str) -> Tensor | None:
-        return None if layer[key] is None else self.tensors[layer[key]]
-
-
-TENSORS = ("weight", "bias", "factor", "shift", "prior")
 
 
 def describe_network(model: nn.Module) -> Network:
@@ -109,9 +102,7 @@ def describe_network(model: nn.Module) -> Network:
         raise _refusal(model_metadata(model).name or type(model).__name__)
     modules.append(model.class_capsules)
     for module in modules:
-        if type(module) not in WRITERS:
-            raise _refusal(f"one with {type(module).__name__}")
-        network.layers += WRITERS[type(module)](network, module)
+        network.layers += _describe_module(network, module)
     for layer in network.layers[:-1]:
         layer["between"] = layer["op"] == "route"
     if model.decoder is not None:
@@ -129,114 +120,68 @@ def _refusal(name: str) -> ExportError:
     return ExportError(f"model: expected one of those that a page carries ({CARRIED}), got {name}")
 
 
-def _write_convolution(network: Network, module: Any) -> list[Layer]:
-    layer = {"op": "convolve", "weight": network.keep(module.weight)}
-    layer |= {"bias": network.keep(module.bias), "stride": module.stride}
-    return [layer | {"padding": module.padding}]
-
-
-def _write_activation(_: Network, module: Any) -> list[Layer]:
-    return [{"op": "rectify", "slope": getattr(module, "negative_slope", 0.0)}]
-
-
-def _write_batch_norm(network: Network, module: Any) -> list[Layer]:
-    factor = module.weight / (module.running_var + module.eps).sqrt()
-    shift = module.bias - factor * module.running_mean
-    return [{"op": "scale", "factor": network.keep(factor), "shift": network.keep(shift)}]
-
-
-def _write_instance_norm(network: Network, module: Any) -> list[Layer]:
-    layer = {"op": "normalize", "eps": module.eps}
-    return [layer | {"factor": network.keep(module.weight), "shift": network.keep(module.bias)}]
-
-
-def _write_primary(network: Network, module: Any) -> list[Layer]:
-    group = {"op": "group", "dim": module.dim, "by": module.grouping, "squash": "squash"}
-    layers = _write_convolution(network, module.conv)
-    layers.append(group)
-    return layers
-
-
-def _write_whole_map(network: Network, module: Any) -> list[Layer]:
-    weight = network.keep(module.weight[:, 0])
-    layer = {"op": "weigh", "weight": weight, "bias": network.keep(module.bias)}
-    return [layer, {"op": "group", "dim": PRIMARY_DIM, "by": "flat", "squash": "steep"}]
-
-
-def _write_routing(network: Network, module: Any) -> list[Layer]:
+def _describe_module(network: Network, module: Any) -> list[Layer]:
+    """A module as layers, whose tensors the network keeps."""
+    keep = network.keep
+    kind = type(module)
+    if kind is PrimaryCaps:
+        group = {"op": "group", "dim": module.dim, "by": module.grouping, "squash": "squash"}
+        return [*_describe_module(network, module.conv), group]
+    if kind is WholeMapConv2d:
+        weight = keep(module.weight[:, 0])
+        layer: Layer = {"op": "weigh", "weight": weight, "bias": keep(module.bias)}
+        return [layer, {"op": "group", "dim": PRIMARY_DIM, "by": "flat", "squash": "steep"}]
+    if isinstance(module, nn.Conv2d):
+        layer = {"op": "convolve", "weight": keep(module.weight), "bias": keep(module.bias)}
+        return [layer | {"stride": module.stride, "padding": module.padding}]
+    if kind in (nn.ReLU, nn.LeakyReLU):
+        return [{"op": "rectify", "slope": getattr(module, "negative_slope", 0.0)}]
+    if kind is nn.BatchNorm2d:
+        factor = module.weight / (module.running_var + module.eps).sqrt()
+        shift = module.bias - factor * module.running_mean
+        return [{"op": "scale", "factor": keep(factor), "shift": keep(shift)}]
+    if kind is nn.InstanceNorm2d:
+        layer = {"op": "normalize", "eps": module.eps}
+        return [layer | {"factor": keep(module.weight), "shift": keep(module.bias)}]
+    if kind is not CapsuleLinear:
+        raise _refusal(f"one with {kind.__name__}")
     router = module.router
-    layer: Layer = {"op": "route", "weight": network.keep(module.weight)}
-    layer |= {"bias": network.keep(module.votes.bias)}
+    layer = {"op": "route", "weight": keep(module.weight), "bias": keep(module.votes.bias)}
     if type(router) in (DynamicRouting, UniformRouting):
         options = {"leaky": router.leaky, "over": router.over}
         return [layer | {"router": "dynamic", "iterations": router.num_iterations} | options]
     if type(router) is SelfAttentionRouting and not router.equal and router.fixed is None:
         scale = module.out_dim**0.5 if router.scale is None else router.scale
         layer |= {"router": "attention", "iterations": 1, "scale": scale}
-        return [layer | {"prior": network.keep(router.prior)}]
+        return [layer | {"prior": keep(router.prior)}]
     raise _refusal(f"one with {router.describe()} routing")
 
 
-WRITERS: dict[type[nn.Module], Callable[[Network, Any], list[Layer]]] = {
-    nn.Conv2d: _write_convolution,
-    nn.ReLU: _write_activation,
-    nn.LeakyReLU: _write_activation,
-    nn.BatchNorm2d: _write_batch_norm,
-    nn.InstanceNorm2d: _write_instance_norm,
-    PrimaryCaps: _write_primary,
-    WholeMapConv2d: _write_whole_map,
-    CapsuleLinear: _write_routing,
-}
-
-
-def _convolve(x: Tensor, layer: Layer, parts: Any) -> Tensor:
-    return F.conv2d(x, parts["weight"], parts["bias"], layer["stride"], layer["padding"])
-
-
-def _scale(x: Tensor, _: Layer, parts: Any) -> Tensor:
-    return x * parts["factor"][:, None, None] + parts["shift"][:, None, None]
-
-
-def _normalize(x: Tensor, layer: Layer, parts: Any) -> Tensor:
-    return F.instance_norm(x, weight=parts["factor"], bias=parts["shift"], eps=layer["eps"])
-
-
-def _weigh(x: Tensor, _: Layer, parts: Any) -> Tensor:
-    rows, columns = parts["weight"].shape[1:]
-    features = (x[:, :, :rows, :columns] * parts["weight"]).sum(dim=(2, 3))
-    return features if parts["bias"] is None else features + parts["bias"]
-
-
-def _group(x: Tensor, layer: Layer, _: Any) -> Tensor:
-    if layer["by"] == "position":
-        x = x.permute(0, 2, 3, 1)
-    return SQUASHES[layer["squash"]](x.flatten(1).unflatten(1, (-1, layer["dim"]))).pose
-
-
-def _route(x: Tensor, layer: Layer, parts: Any) -> Tensor:
-    votes = torch.einsum("ijdk,bik->bijd", parts["weight"], x)
+def _apply(x: Tensor, layer: Layer) -> Tensor:
+    """What a layer, with its tensors in place of their numbers, gives."""
+    match layer["op"]:
+        case "convolve":
+            return F.conv2d(x, layer["weight"], layer["bias"], layer["stride"], layer["padding"])
+        case "rectify":
+            return F.leaky_relu(x, layer["slope"])
+        case "scale":
+            return x * layer["factor"][:, None, None] + layer["shift"][:, None, None]
+        case "normalize":
+            return F.instance_norm(x, weight=layer["factor"], bias=layer["shift"], eps=layer["eps"])
+        case "weigh":
+            rows, columns = layer["weight"].shape[1:]
+            features = (x[:, :, :rows, :columns] * layer["weight"]).sum(dim=(2, 3))
+            return features if layer["bias"] is None else features + layer["bias"]
+        case "group":
+            x = x.permute(0, 2, 3, 1) if layer["by"] == "position" else x
+            return SQUASHES[layer["squash"]](x.flatten(1).unflatten(1, (-1, layer["dim"]))).pose
+    votes = torch.einsum("ijdk,bik->bijd", layer["weight"], x)
     if layer["router"] == "dynamic":
-        routed: Any = dynamic_routing(
-            votes,
-            layer["iterations"],
-            bias=parts["bias"],
-            leaky=layer["leaky"],
-            over=layer["over"],
-        )
+        options = {name: layer[name] for name in ("bias", "leaky", "over")}
+        routed: Any = dynamic_routing(votes, layer["iterations"], **options)
     else:
         logits = (votes * votes.sum(dim=1, keepdim=True)).sum(dim=-1) / layer["scale"]
-        coupling = logits.softmax(dim=-1) + parts["prior"]
+        coupling = logits.softmax(dim=-1) + layer["prior"]
         total = (coupling.unsqueeze(-1) * votes).sum(dim=1)
-        routed = steep_squash_with_length(total if parts["bias"] is None else total + parts["bias"])
+        routed = steep_squash_with_length(total if layer["bias"] is None else total + layer["bias"])
     return routed.pose if layer.get("between", False) else routed.activation
-
-
-OPERATIONS: dict[str, Callable[[Tensor, Layer, Any], Tensor]] = {
-    "convolve": _convolve,
-    "rectify": lambda x, layer, _: F.leaky_relu(x, layer["slope"]),
-    "scale": _scale,
-    "normalize": _normalize,
-    "weigh": _weigh,
-    "group": _group,
-    "route": _route,
-}

@@ -3,8 +3,6 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +94,12 @@ def write_onnx(subject: Subject, path: Path) -> None:
     # From the program, not from the model: of that torch would write a fixed batch without a word
     # where a dynamic one fails.
     program = subject.program
+    # Without its remarks on packages of others and on its own deprecations.
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with _without_remarks():
+        with warnings.catch_warnings(action="ignore"):
             converted = torch.onnx.export(
                 program,
                 opset_version=subject.opset,
@@ -110,19 +112,8 @@ def write_onnx(subject: Subject, path: Path) -> None:
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).split("\n")[0]
         raise ExportError(f"model: onnx cannot hold it ({reason})") from error
+    finally:
+        logger.setLevel(level)
     assert converted is not None  # with dynamo it is a program
     converted.model.metadata_props[METADATA_KEY] = json.dumps(subject.metadata)
     converted.save(path, external_data=False)
-
-
-@contextmanager
-def _without_remarks() -> Iterator[None]:
-    """The converter without its remarks on packages of others and on its own deprecations."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(level)

@@ -4,14 +4,12 @@ The network is in the page: its layers in words and its weights in float16, pack
 files of the page are in the folder of the explorer.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -32,10 +30,11 @@ from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional.geometry import receptive_field
 from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import open_task
-from torchcaps.reporting.prediction import Predictor
+from torchcaps.training import Run
+from torchcaps.training.checkpoint import model_file
 from torchcaps.training.files import read_header
-from torchcaps.training.run import EVALUATION_FILE, is_run
-from torchcaps.types import model_metadata, spec_of
+from torchcaps.training.run import is_run
+from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
 SMALL = 8192  # numbers of a tensor that stays in float32
 STATIC = Path(torchcaps.__file__).parent / "explorer" / "static"
@@ -44,8 +43,6 @@ NUM_STOPPED = 200  # images that routing is stopped early on
 NUM_EXAMPLES = 4  # images of each class that are in the page
 CONTENT = re.compile(r'<script type="application/json" id="content">(.*?)</script>', re.DOTALL)
 PACKED = re.compile(r'<script type="text/plain" id="packed-(\d+)">(.*?)</script>', re.DOTALL)
-SCRIPT = re.compile(r'<script src="([\w-]+\.js)"></script>')
-STYLE = re.compile(r'<link rel="stylesheet" href="([\w-]+\.css)">')
 
 
 class Content(NamedTuple):
@@ -56,7 +53,7 @@ class Content(NamedTuple):
         arrays: of kinds "half", "float" and "byte" by their type, which `head` names by place.
     """
 
-    head: dict[str, Any]
+    head: Json
     arrays: list[np.ndarray]
 
     def keep(self, tensor: Tensor) -> int:
@@ -65,7 +62,7 @@ class Content(NamedTuple):
         return len(self.arrays) - 1
 
 
-def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
+def describe(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     """What the page says of a model, wherever it runs.
 
     Args:
@@ -89,7 +86,7 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, An
             count = model.capsules(torch.zeros(shape).unsqueeze(0)).activation.shape[1]
         if count != len(names):  # capsules that are not the classes
             names = [f"capsule {k + 1}" for k in range(count)]
-    head: dict[str, Any] = {
+    head: Json = {
         "name": name,
         "classes": names,
         "shape": shape,
@@ -111,14 +108,13 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Mapping[str, An
     return content
 
 
-def _places(model: nn.Module) -> dict[str, Any] | None:
+def _places(model: nn.Module) -> Json | None:
     """Where the children of the class capsules are: rows and columns, and what each of them sees."""
     preprocess = model_metadata(model).preprocess
     height, width = preprocess.model_size
-    blank = torch.zeros(1, preprocess.in_chans, height, width)
     try:
         with evaluating(model), places_of(model) as places, children_of(model) as children:
-            model(blank)
+            model(torch.zeros(1, preprocess.in_chans, height, width))
     except ArgumentError:  # no routed layer
         return None
     capsules = places.map_of(list(children.values())[-1])
@@ -168,7 +164,7 @@ def _add_measures(content: Content, model: Any, data: Dataset) -> None:
         head["stopped"] = {"images": len(labels[subset]), "accuracy": dynamics.accuracy}
 
 
-def carry(model: Any, data: Dataset | None, name: str, facts: Mapping[str, Any]) -> Content:
+def carry(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     """A network with its weights, which the page itself runs.
 
     Args:
@@ -206,42 +202,38 @@ def assemble(
     Args:
         contents: its networks.
         source: "local" where the page runs them, "server" where it asks a server.
-        frame: HTML with the places of all of it; scripts and styles are beside it, or are those of
-            the explorer.
+        frame: the template of the page; scripts and styles are beside it, or those of the explorer.
 
     Returns:
         HTML, with everything in it.
     """
+    from jinja2 import Template
+
     networks = []
     packed = []
-    for number, content in enumerate(contents):
+    for content in contents:
         table, text = pack(content.arrays)
         networks.append(content.head | {"arrays": table})
-        packed.append(f'<script type="text/plain" id="packed-{number}">{text}</script>')
+        packed.append(text)
     about = {"version": torchcaps.__version__, "source": source, "networks": networks}
-    text = json.dumps(about, allow_nan=False).replace("<", "\\u003c")
-    html = frame.read_text(encoding="utf-8")
-    hashes = {"script": "", "style": ""}
 
-    def inline(match: re.Match[str]) -> str:
-        if match[1].startswith("source-") and match[1] != f"source-{source}.js":
-            return ""
-        tag = "style" if match[1].endswith(".css") else "script"
-        file = frame.with_name(match[1])
-        code = (file if file.exists() else STATIC / match[1]).read_text(encoding="utf-8")
-        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-        hashes[tag] += f" 'sha256-{digest}'"
-        return f"<{tag}>{code}</{tag}>"
+    def code(file: str) -> str:
+        path = frame.with_name(file)
+        return (path if path.exists() else STATIC / file).read_text(encoding="utf-8")
 
-    html = STYLE.sub(inline, SCRIPT.sub(inline, html))
-    policy = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src{hashes['script']}; style-src{hashes['style']}"
-    policy += "; connect-src 'self'" if source == "server" else "; connect-src 'none'"
-    data = f'<script type="application/json" id="content">{text}</script>\n' + "\n".join(packed)
-    return html.replace("{{policy}}", policy).replace("{{data}}", data)
+    def digest(file: str) -> str:
+        return base64.b64encode(hashlib.sha256(code(file).encode()).digest()).decode()
+
+    return Template(code(frame.name), trim_blocks=True, keep_trailing_newline=True).render(
+        code=code,
+        digest=digest,
+        source=source,
+        content=json.dumps(about, allow_nan=False).replace("<", "\\u003c"),
+        packed=packed,
+    )
 
 
-def pack(arrays: Sequence[np.ndarray]) -> tuple[list[dict[str, Any]], str]:
+def pack(arrays: Sequence[np.ndarray]) -> tuple[list[Json], str]:
     """Arrays as a table of shapes and one text.
 
     The bytes of an array are sorted by their place in a number, which makes them compress better.
@@ -264,7 +256,7 @@ def pack(arrays: Sequence[np.ndarray]) -> tuple[list[dict[str, Any]], str]:
     return table, base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
 
 
-def unpack(table: Sequence[dict[str, Any]], text: str) -> list[np.ndarray]:
+def unpack(table: Sequence[Json], text: str) -> list[np.ndarray]:
     """The arrays of `pack`.
 
     Args:
@@ -280,9 +272,8 @@ def unpack(table: Sequence[dict[str, Any]], text: str) -> list[np.ndarray]:
         dtype = {"half": np.float16, "float": np.float32, "byte": np.uint8}[entry["kind"]]
         size = np.dtype(dtype).itemsize
         length = size * int(np.prod(entry["shape"]))
-        planes = np.frombuffer(content, np.uint8, length, entry["at"])
-        numbers = planes.reshape(size, -1).T.copy().view(dtype)
-        arrays.append(numbers.reshape(entry["shape"]))
+        planes = np.frombuffer(content, np.uint8, length, entry["at"]).reshape(size, -1)
+        arrays.append(planes.T.copy().view(dtype).reshape(entry["shape"]))
     return arrays
 
 
@@ -327,16 +318,15 @@ def write_page(subject: Subject, path: Path) -> None:
     origin = subject.origin
     name = subject.metadata["model"] or "capsules"
     data = None
-    facts: dict[str, Any] = {}
+    facts: Json = {}
     if not isinstance(origin, nn.Module):
         data = images_of(Path(origin), subject.root)
         facts = facts_of(Path(origin))
     model = cast(StoredWeights, subject.model).widened()
-    content = carry(model, data, name, facts)
-    path.write_text(assemble([content]), encoding="utf-8")
+    path.write_text(assemble([carry(model, data, name, facts)]), encoding="utf-8")
 
 
-def images_of(run: str | Path, root: str | None = None) -> Dataset | None:
+def images_of(run: StrPath, root: str | None = None) -> Dataset | None:
     """The test images of a run, or of weights of the package; None where they are not at hand.
 
     Args:
@@ -352,7 +342,7 @@ def images_of(run: str | Path, root: str | None = None) -> Dataset | None:
         return None
 
 
-def facts_of(run: Path) -> dict[str, Any]:
+def facts_of(run: Path) -> Json:
     """What a run, or weights of the package, came with beside the model.
 
     Args:
@@ -363,11 +353,7 @@ def facts_of(run: Path) -> dict[str, Any]:
         unknown: the least "length" and "margin" and the largest "error", of images that were
         "changed" into the form of the training images, and of others.
     """
-    if is_run(run):
-        file = run / EVALUATION_FILE
-        figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    else:
-        figures = read_header(run)[1].get("weights", {})
-    calibration = Predictor(run).calibration
-    limits = {} if calibration is None else calibration.to_dict().get("limits", {})
+    description = read_header(model_file(run))[1]
+    figures = (Run(run).figures or {}) if is_run(run) else description.get("weights", {})
+    limits = (description.get("calibration") or {}).get("limits", {})
     return {"accuracy": figures.get("accuracy", figures.get("exact")), "limits": limits}

@@ -1,7 +1,5 @@
 """Weights in half precision or in whole numbers, which are widened when the model runs."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 
@@ -10,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.nn import RoutedLayer
+from torchcaps.types import Tensors
 
 HIGHEST = 127  # of the whole numbers; the lowest is its negative
 
@@ -56,19 +55,21 @@ class StoredWeights(nn.Module):
             self.register_buffer(key, weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        weights = {name: self._widened(key) for name, key in self._names.items()}
-        return torch.func.functional_call(self._model[0], weights, (images,))
+        return torch.func.functional_call(self._model[0], self._weights(), (images,))
 
     def widened(self) -> nn.Module:
         """A copy of the model with the weights that are stored, in float32."""
         model = deepcopy(self._model[0])
-        weights = {name: self._widened(key) for name, key in self._names.items()}
-        model.load_state_dict(weights, strict=False)  # buffers that no file keeps stay
+        model.load_state_dict(self._weights(), strict=False)  # buffers that no file keeps stay
         return model
 
-    def _widened(self, key: str) -> Tensor:
-        weight = self.get_buffer(key)
-        if weight.dtype == torch.int8:
-            scale = self.get_buffer(f"{key}/scale")
-            return weight.to(scale.dtype) * scale
-        return weight.float() if weight.dtype == torch.float16 else weight
+    def _weights(self) -> Tensors:
+        """In float32, by their names in the model."""
+        weights = {}
+        for name, key in self._names.items():
+            weight = self.get_buffer(key)
+            if weight.dtype == torch.int8:
+                scale = self.get_buffer(f"{key}/scale")
+                weight = weight.to(scale.dtype) * scale
+            weights[name] = weight.float() if weight.dtype == torch.float16 else weight
+        return weights

@@ -26,9 +26,9 @@ from torchcaps.data.inputs import list_inputs
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.evaluation.base import EvaluationResult
+from torchcaps.evaluation.base import EvaluationResult, Progress
 from torchcaps.models._pretrained import FOLDER
-from torchcaps.reporting.prediction import load_model
+from torchcaps.reporting.prediction import ModelOrRun as ModelOrRun, load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
 from torchcaps.training import Run
@@ -36,7 +36,7 @@ from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_heade
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
 from torchcaps.training.sampling import cropped, select_fold
-from torchcaps.types import model_metadata, spec_of
+from torchcaps.types import StrPath, model_metadata, spec_of
 from torchcaps.words import UniqueNames
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 
 
 PLOTS = "plots"
-Progress = Callable[[int, int], None]
-ModelOrRun = nn.Module | Run | str | Path
-"""A model; a run, or its folder; or a file of weights."""
-Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
+Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | StrPath
 """Images with labels; or the name or path of a data set."""
 
 
@@ -83,14 +80,11 @@ def open_task(
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
     path = None if isinstance(model_or_run, nn.Module) else Path(model_or_run)
-    config = TrainConfig.of(task=metadata.task)
-    has_run = False
-    if path is not None and is_run(path):
-        has_run = True
-        config = Run.open(path).config
+    has_run = path is not None and is_run(path)
+    config = Run(path).config if path and has_run else TrainConfig.of(task=metadata.task)
     own = config.data
     is_own = data is None
-    if has_run and isinstance(data, str | Path):  # it may be written in another way
+    if has_run and isinstance(data, StrPath):  # it may be written in another way
         is_own = Path(data).resolve() == Path(own.name).resolve()
     has_fold = is_own and own.folds is not None
     if data is None:
@@ -100,9 +94,9 @@ def open_task(
         options = {"max_bytes": own.max_bytes, **own.options, **options}
     elif has_run:  # of a model alone, nobody knows what it has seen
         options["classes"] = metadata.classes
-        if isinstance(data, str | Path) and Path(data).suffix.lower() == ".csv":
+        if isinstance(data, StrPath) and Path(data).suffix.lower() == ".csv":
             options.setdefault("value_column", own.value_column)
-    if isinstance(data, str | Path):
+    if isinstance(data, StrPath):
         preprocess = metadata.preprocess
         sizes = model if preprocess is None else preprocess
         options |= {"img_size": sizes.img_size, "in_chans": sizes.in_chans, "storage": "auto"}
@@ -145,7 +139,7 @@ def evaluate(
     root: str | None = None,
     split: str = "test",
     device: str = "auto",
-    output: str | Path | None = None,
+    output: StrPath | None = None,
     progress: Progress | None = None,
     emit: Callable[[str], None] | None = None,
     **options: Any,
@@ -247,7 +241,7 @@ def diagnose(
     return evaluation.diagnose(task.model, images, baseline=rival, count=count, seed=seed)
 
 
-def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
+def evaluation_folder(run: StrPath, data: str | None = None, split: str = "test") -> Path:
     """The folder that an evaluation belongs in.
 
     Args:
@@ -274,7 +268,7 @@ def can_plot() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def save_figure(figure: Figure, path: str | Path) -> Path:
+def save_figure(figure: Figure, path: StrPath) -> Path:
     """Write a figure atomically; missing folders are made.
 
     Args:
@@ -307,14 +301,12 @@ MAX_PAIRS = 80
 
 
 def reconstruct_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: StrPath,
+    images: Sequence[StrPath] = (),
     *,
-    data: str | None = None,
-    root: str | None = None,
     per_class: int = 2,
-    seed: int = 0,
-    output: str | Path | None = None,
+    output: StrPath | None = None,
+    **options: Any,
 ) -> Path:
     """Write a picture of originals over their reconstructions from the longest capsule.
 
@@ -323,11 +315,10 @@ def reconstruct_run(
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, test images.
-        data: name or path of another data set than the run's own.
-        root: where a named data set is looked for first.
         per_class: number of test images of each class.
-        seed: of their choice.
         output: the picture; by default plots/reconstructions.png in the run folder.
+        options: of test images: `data`, name or path of another data set than the run's own;
+            `root`, where a named one is looked for first; and `seed`, 0 or more.
 
     Returns:
         The picture.
@@ -338,7 +329,7 @@ def reconstruct_run(
     """
     from torchcaps import viz
 
-    model, originals, labels, _ = _choose_examples(run, images, data, root, per_class, seed)
+    model, originals, labels, _ = _choose_examples(run, images, per_class, **options)
     indices = evenly(torch.arange(len(originals)), MAX_PAIRS)
     decoded = evaluation.reconstructions(model, originals[indices])
     figure = viz.reconstructions(
@@ -352,27 +343,23 @@ def reconstruct_run(
 
 
 def perturb_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: StrPath,
+    images: Sequence[StrPath] = (),
     *,
-    data: str | None = None,
-    root: str | None = None,
     span: float = 0.25,
     steps: int = 11,
-    seed: int = 0,
-    output: str | Path | None = None,
+    output: StrPath | None = None,
+    **options: Any,
 ) -> list[Path]:
     """Write a grid of reconstructions of each image: a row per pose dimension, a column per offset.
 
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, one test image of each class.
-        data: name or path of another data set than the run's own.
-        root: where a named data set is looked for first.
         span: each dimension moves from -span to span.
         steps: number of offsets, at least 2.
-        seed: of the choice of test images.
         output: folder of the pictures; by default plots/ in the run folder.
+        options: of test images, see `reconstruct_run`.
 
     Returns:
         The pictures.
@@ -383,7 +370,7 @@ def perturb_run(
     """
     from torchcaps import viz
 
-    model, originals, labels, names = _choose_examples(run, images, data, root, 1, seed)
+    model, originals, labels, names = _choose_examples(run, images, **options)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
     classes = viz.canvas.drawable(model_metadata(model).classes)
     unique_name = UniqueNames()
@@ -409,23 +396,19 @@ PASS = 70  # milliseconds of one in between
 
 
 def animate_run(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: StrPath,
+    images: Sequence[StrPath] = (),
     *,
-    data: str | None = None,
-    root: str | None = None,
-    seed: int = 0,
-    output: str | Path | None = None,
+    output: StrPath | None = None,
+    **options: Any,
 ) -> Path:
     """Write a GIF of the votes of images for their classes, iteration by iteration.
 
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, one test image of each class.
-        data: name or path of another data set than the run's own.
-        root: where a named data set is looked for first.
-        seed: of the choice of test images.
         output: the file; by default plots/votes.gif in the run folder.
+        options: of test images, see `reconstruct_run`.
 
     Returns:
         The file.
@@ -436,7 +419,7 @@ def animate_run(
     """
     from torchcaps import viz
 
-    model, originals, _, _ = _choose_examples(run, images, data, root, 1, seed, draws=False)
+    model, originals, _, _ = _choose_examples(run, images, draws=False, **options)
     films = []
     for image in originals:
         paths = evaluation.vote_paths(model, image)
@@ -454,7 +437,7 @@ def animate_run(
     )
 
 
-def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
+def save_film(film: Iterable[tuple[Figure, bool]], path: StrPath) -> Path:
     """Write figures as a GIF, atomically; missing folders are made.
 
     Args:
@@ -490,13 +473,14 @@ def save_film(film: Iterable[tuple[Figure, bool]], path: str | Path) -> Path:
 
 
 def _choose_examples(
-    run: str | Path,
-    images: Sequence[str | Path],
-    data: str | None,
-    root: str | None,
-    per_class: int,
-    seed: int,
+    run: StrPath,
+    images: Sequence[StrPath],
+    per_class: int = 1,
     draws: bool = True,
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    seed: int = 0,
 ) -> tuple[Any, Tensor, Tensor | None, list[str]]:
     """Own images, or test images of each class.
 

@@ -3,11 +3,10 @@
 And which of two methods is better, by their right and wrong answers on the same images.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.data.files import identities
 from torchcaps.errors import ArgumentError, RunError, check_range
 from torchcaps.evaluation import Diagnosis, Evaluation, compare_answers, compare_runs, diagnose
-from torchcaps.evaluation.base import EvaluationResult, proportion
+from torchcaps.evaluation.base import EvaluationResult, Progress, proportion
 from torchcaps.evaluation.comparison.compare import BaseComparison
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.reporting.api import open_task
@@ -27,7 +26,8 @@ from torchcaps.tasks import Task, eval_outputs, evaluate_task, evenly
 from torchcaps.tasks.classify import is_correct
 from torchcaps.training import Run, TrainConfig
 from torchcaps.training.run import EVALUATION_FILE
-from torchcaps.training.sampling import cropped, load_images, load_official_val, split
+from torchcaps.training.sampling import cropped, read_images
+from torchcaps.types import Json, StrPath
 
 MAX_IMAGES = 10_000
 NUM_DIAGNOSED = 64
@@ -56,9 +56,9 @@ class EvaluatedRun:
     task: Task
     images: Dataset
     evaluation: EvaluationResult
-    epochs: list[dict[str, Any]]
+    epochs: list[Json]
     num_images: int
-    recorded: dict[str, Any] | None = None
+    recorded: Json | None = None
     num_diagnosed: int = NUM_DIAGNOSED
 
     @property
@@ -67,7 +67,7 @@ class EvaluatedRun:
         return self.task.model
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Json:
         """Figures of all test images, by name: those of evaluation.json where there is one."""
         return self.recorded or self.evaluation.to_dict()
 
@@ -144,9 +144,7 @@ class EvaluatedRun:
 
     def held_out_images(self) -> Dataset:
         """The training images that the model was chosen with."""
-        official_val = load_official_val(self.config)
-        images = load_images(self.config, "train")
-        return split(images, self.config, official_val)[1]
+        return read_images(self.config)[2]
 
 
 @lru_cache(maxsize=1)
@@ -171,13 +169,13 @@ def diagnosis_of(run: EvaluatedRun) -> Diagnosis | str:
 
 
 def evaluate_run(
-    path: Run | str | Path,
+    path: Run | StrPath,
     *,
     root: str | None = None,
     device: str = "auto",
     max_images: int | None = None,
     num_diagnosed: int = NUM_DIAGNOSED,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> EvaluatedRun:
     """Read a finished run and run its model over its test images.
 
@@ -252,7 +250,7 @@ def compare(
     paired: bool = False,
     root: str | None = None,
     device: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> BaseComparison:
     """Compare a method with a baseline, on the same images in the same order.
 
@@ -297,7 +295,7 @@ def compare(
         "undecided"
     """
     evaluated: list[Evaluation | EvaluatedRun] = []
-    options: dict[str, Any] = {"root": root, "device": device, "progress": progress}
+    options: Json = {"root": root, "device": device, "progress": progress}
     first_answers = _read_answers("first", first, evaluated, options)
     second_answers = _read_answers("second", second, evaluated, options)
     if paired and first_answers.keys() != second_answers.keys():
@@ -343,7 +341,7 @@ def _read_answers(
     argument: str,
     method: Method,
     evaluated: list[Evaluation | EvaluatedRun],
-    options: dict[str, Any],
+    options: Json,
 ) -> dict[int, Tensor]:
     """Whether each model of a method is right on each image.
 
@@ -363,11 +361,11 @@ def _read_answers(
             shape = f"{method.dtype} {list(method.shape)}"
             raise ArgumentError(argument, f"expected booleans [runs, n], got {shape}")
         return dict(enumerate(torch.atleast_2d(method.cpu())))
-    if isinstance(method, Evaluation | Run | str | Path):
+    if isinstance(method, Evaluation | Run | StrPath):
         method = [method]
     answers: dict[int, Tensor] = {}
     for place, source in enumerate(method):
-        if isinstance(source, Run | str | Path):
+        if isinstance(source, Run | StrPath):
             source = evaluate_run(source, **options)
         if not isinstance(source, Evaluation | EvaluatedRun):
             kind = type(source).__name__

@@ -12,14 +12,11 @@ in the order of their registration, after the plots of the task.
 it is multi-label. `run.activations` is `[images, classes]`, in [0, 1].
 """
 
-from __future__ import annotations
-
 import base64
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -40,7 +37,7 @@ from torchcaps.evaluation import (
     compare_answers,
     example_indices,
 )
-from torchcaps.evaluation.base import EvaluationResult, device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, Progress, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
@@ -59,7 +56,7 @@ from torchcaps.tasks import ReportItem, create_task, evenly
 from torchcaps.templates import Picture, picture, render, strip
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
-from torchcaps.types import Capsules, find_network
+from torchcaps.types import Capsules, Json, StrPath, find_network
 from torchcaps.words import percent
 
 if TYPE_CHECKING:
@@ -101,7 +98,7 @@ class Section(NamedTuple):
 
     key: str
     title: str
-    blocks: Sequence[str | Table | Strips | list[tuple[Figure, str]]]
+    blocks: "Sequence[str | Table | Strips | list[tuple[Figure, str]]]"
 
 
 # Shows one drawing of an axis at a time, and all that is folded on paper. The policy of the page
@@ -188,13 +185,12 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
     for row, (true, answer) in enumerate(zip(labels, predicted, strict=True)):
         answer = answer[: len(true.unique())]
         wrong = answer[~torch.isin(answer, true)]
-        activation = activations[row]
-        cells = (
-            _join_names(run, true),
-            _join_names(run, answer),
-            f"{float(activation[true].min()):.3f}",
-            f"{float(activation[wrong].max()):.3f}",
-        )
+        cells = []
+        for shown in (true, answer):
+            names = dict.fromkeys(run.images.classes[label] for label in shown)
+            cells.append(" + ".join(names))
+        for extreme in (activations[row, true].min(), activations[row, wrong].max()):
+            cells.append(f"{extreme:.3f}")
         rows.append((*cells, *files[row : row + 1]))
     kind = "length" if run.task.spec.activation == "length" else "activation"
     text = (
@@ -229,18 +225,10 @@ def class_rows(labels: Shaped[Tensor, "n classes"]) -> Int64[Tensor, "n k"]:
 
 def _file_names(images: Dataset, indices: Tensor) -> list[str]:
     """Names of the files of these images, each with its folder; none where they are not known."""
-    files: list[str] = []
+    files = [images.files[index] for index in indices.tolist()] if images.files else []
     if isinstance(images, DiskDataset):
         files = [os.fsdecode(file) for file in images.inputs[indices].files]
-    elif images.files:
-        files = [images.files[index] for index in indices.tolist()]
     return ["/".join(Path(file).parts[-2:]) for file in files]
-
-
-def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
-    """Names of the classes of one image, each once."""
-    names = [run.images.classes[label] for label in dict.fromkeys(labels.tolist())]
-    return " + ".join(names)
 
 
 @register_section()
@@ -366,43 +354,15 @@ def measures(run: EvaluatedRun) -> Section | None:
     )
 
 
-def headline(run: EvaluatedRun) -> list[str]:
-    """Three sentences on a run: its accuracy, its worst confusion, and its routing."""
-    if run.accuracy is None:
-        return [f"Measured: {run.evaluation.summary}."]
-    count = run.figures["num_samples"]
-    interval = binomtest(round(run.accuracy * count), count).proportion_ci(method="wilson")
-    what = "have all their classes found" if run.is_multilabel else "are right"
-    sentences = [
-        f"{percent(run.accuracy)} of {count:,} test images {what} (95 % interval "
-        f"{100 * interval.low:.2f} to {100 * interval.high:.2f} %)."
-    ]
-    recorded = _recorded_evaluation(run)
-    if isinstance(recorded, Evaluation):
-        mistakes = recorded.confusion.clone().fill_diagonal_(0)
-        true, predicted = divmod(int(mistakes.argmax()), len(mistakes))
-        worst = int(mistakes[true, predicted])
-        sentence = "No image is taken for another class."
-        if worst:
-            total = int(recorded.confusion[true].sum())
-            names = (recorded.classes[true], recorded.classes[predicted])
-            sentence = (
-                f"Most often, {names[0]} is taken for {names[1]}: {worst} of {total:,} images."
-            )
-        sentences.append(sentence)
-    section = routing(run)
-    return sentences if section is None else [*sentences, str(section.blocks[0])]
-
-
 def report(
-    run: Run | str | Path | Sequence[Run | str | Path],
-    path: str | Path | None = None,
+    run: Run | StrPath | Sequence[Run | StrPath],
+    path: StrPath | None = None,
     *,
     root: str | None = None,
     device: str = "auto",
     images: int = MAX_IMAGES,
     diagnose: int = NUM_DIAGNOSED,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Write what a finished run is and does as one HTML file that loads nothing from anywhere.
 
@@ -439,7 +399,7 @@ def report(
         )
     if diagnose:
         check_range("diagnose", diagnose, low=2)
-    paths = [run] if isinstance(run, Run | str | Path) else list(run)
+    paths = [run] if isinstance(run, Run | StrPath) else list(run)
     check_range("number of runs", len(paths), low=1)
     folders = [Path(one) for one in paths]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -477,10 +437,6 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
     else:
         template = "comparison.html"
         values = _compare(runs)
-    kinds = set()
-    for run in runs.values():
-        if run.has_classes and run.task.spec.pose:
-            kinds.add("lengths" if run.task.spec.activation == "length" else "numbers")
     return render(
         "torchcaps.reporting",
         template,
@@ -491,32 +447,33 @@ def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
         script_hash=base64.b64encode(sha256(SCRIPT.encode()).digest()).decode(),
         parameter_count=parameter_count,
         version=torchcaps.__version__,
-        kinds=sorted(kinds),
+        all_runs=list(runs.values()),
         **values,
     )
 
 
-def _describe_one(run: EvaluatedRun) -> dict[str, Any]:
+def _describe_one(run: EvaluatedRun) -> Json:
     """What the report on a run needs."""
-    parts: list[Any] = run.task.report_items(_recorded_evaluation(run), run.images)
+    recorded = _recorded_evaluation(run)
+    parts: list[Any] = run.task.report_items(recorded, run.images)
     for name, write in SECTIONS.items():
         tasks = SECTIONS.fact(name, "tasks")
         part = write(run) if not tasks or run.task.name in tasks else None
         if part is not None:
             parts.append(part)
-    # A configuration without choices: the task of this model fills it with its own defaults.
-    # `clip`, the largest norm of the gradient, stays "auto" in it; only a training replaces that
-    # by the limit of the task.
-    defaults = create_task(run.model, TrainConfig()).config.flat()
     above = (
         [part for key in OPEN for part in parts if part.key == key] if run.has_classes else parts
     )
     return {
         "run": run,
-        "sentences": headline(run),
+        "recorded": recorded if isinstance(recorded, Evaluation) else None,
+        "binomtest": binomtest,
         "above": above,
         "below": [part for part in parts if part not in above],
-        "defaults": defaults,
+        # A configuration without choices: the task of this model fills it with its own defaults.
+        # `clip`, the largest norm of the gradient, stays "auto" in it; only a training replaces
+        # that by the limit of the task.
+        "defaults": create_task(run.model, TrainConfig()).config.flat(),
         "paper": model_info(run.config.model.name),  # its title and year
         "environment": run.run.environment,
     }
@@ -541,7 +498,7 @@ def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
     )
 
 
-def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
+def _compare(runs: Mapping[str, EvaluatedRun]) -> Json:
     """What the comparison of runs needs."""
     from torchcaps import viz
 
@@ -560,21 +517,10 @@ def _compare(runs: Mapping[str, EvaluatedRun]) -> dict[str, Any]:
     return {
         "runs": runs,
         "comparisons": comparisons,
-        "have_same_classes": len({run.images.classes for run in runs.values()}) == 1,
         "score": score,
         "overlaid": viz.overlaid_curves(epochs, score=score),
-        "differences": {
-            "Setting": _differing([run.config.flat() for run in runs.values()]),
-            "Environment": _differing([run.run.environment for run in runs.values()]),
+        "facts": {
+            "Setting": [run.config.flat() for run in runs.values()],
+            "Environment": [run.run.environment for run in runs.values()],
         },
     }
-
-
-def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for each key that does not have the same setting in all columns."""
-    rows = []
-    for key in dict.fromkeys(chain.from_iterable(columns)):
-        choices = [words.setting(column.get(key)) for column in columns]
-        if len(set(choices)) > 1:
-            rows.append((key, *choices))
-    return rows

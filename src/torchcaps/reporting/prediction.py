@@ -3,8 +3,6 @@
 Also as lines of text, and as files: CSV, JSON lines and Parquet.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from importlib.util import find_spec
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import numpy as np
 import torch
@@ -40,13 +38,15 @@ from torchcaps.tasks._base import Task, task_class
 from torchcaps.training.checkpoint import load, local_path
 from torchcaps.training.device import resolve_device
 from torchcaps.training.files import atomic, make_folder
-from torchcaps.types import check_module, find_network, model_metadata
+from torchcaps.types import Json, StrPath, check_module, find_network, model_metadata
 from torchcaps.words import UniqueNames
 
 # What a prediction does not always need is imported where it is needed.
 if TYPE_CHECKING:
     from torchcaps.training import Run
 
+ModelOrRun: TypeAlias = "nn.Module | Run | StrPath"
+"""A model; a run, or its folder; or a file of weights."""
 Inputs = Any  # of `list_inputs`
 Row = dict[str, Any]
 Writer = Callable[[Row], None]
@@ -56,7 +56,7 @@ UNKNOWN = "unknown"  # label of an image of no known class
 EMPTY = "empty"  # and of one that shows nothing
 
 
-def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto") -> Any:
+def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
     """The model of a run or file, or in a module; it is moved only where a device is named.
 
     Raises RunError for no run.
@@ -71,7 +71,7 @@ def load_model(model_or_run: nn.Module | Run | str | Path, device: str = "auto")
 
 
 def predict(
-    model_or_run: nn.Module | Run | str | Path,
+    model_or_run: ModelOrRun,
     inputs: Inputs,
     *,
     device: str = "auto",
@@ -145,7 +145,7 @@ class Predictor:
         >>> labels = [row["label"] for row in predictor(["7.png", "photos/"])]
     """
 
-    run: nn.Module | Run | str | Path
+    run: ModelOrRun
     device: str = "cpu"
     _: KW_ONLY
     batch_size: int = BATCH
@@ -153,7 +153,7 @@ class Predictor:
     unknown_below: float | str | None = None
     as_is: bool = False
     invert: str = "auto"
-    output: str | Path | None = None
+    output: StrPath | None = None
     workers: int = 0
 
     def __post_init__(self) -> None:
@@ -244,11 +244,10 @@ class Predictor:
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the model; None where it has none."""
-        model = self.run if isinstance(self.run, nn.Module) else self.task.model
-        kept = model_metadata(model).calibration
+        kept = model_metadata(self.task.model).calibration
         return None if kept is None else HeldOutCalibration.from_dict(kept)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Json:
         """Path and options, without what was loaded."""
         state = dict(vars(self))
         for name in ("task", "calibration"):

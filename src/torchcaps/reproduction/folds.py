@@ -20,6 +20,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.training import Callback, Run, default_folder, resolve_recipe, train
 from torchcaps.training.files import make_folder, read_json, reading, write_json
 from torchcaps.training.run import RESUME_OVERRIDES, is_run, resumed_config
+from torchcaps.types import StrPath
 from torchcaps.words import in_words
 
 FOLDS_FILE = "folds.json"
@@ -47,7 +48,7 @@ class CrossValidation(EvaluationResult):
     derived = ("mean", "std")
 
     @classmethod
-    def read(cls, folder: str | Path) -> "CrossValidation":
+    def read(cls, folder: StrPath) -> "CrossValidation":
         """A cross-validation that is finished.
 
         Args:
@@ -104,8 +105,8 @@ class CrossValidation(EvaluationResult):
 
 
 def cross_validate(
-    recipe_or_config: str | Path | TrainConfig,
-    output: str | Path | None = None,
+    recipe_or_config: StrPath | TrainConfig,
+    output: StrPath | None = None,
     resume: bool = False,
     *,
     callbacks: Sequence[Callback | str] = (),
@@ -162,7 +163,15 @@ def cross_validate(
     outcome = CrossValidation(
         config.to_dict(),
         runs,
-        [_numbers(document) for document in documents],
+        [
+            # The single numbers, without the number of images.
+            {
+                name: float(figure)
+                for name, figure in document.items()
+                if isinstance(figure, int | float) and name != "num_samples"
+            }
+            for document in documents
+        ],
         [int(document["num_samples"]) for document in documents],
     )
     if ranks.is_main:
@@ -215,12 +224,3 @@ def _read(file: Path) -> Json:
         if not isinstance(content.get("config"), dict):
             raise ValueError("it has no configuration")
         return content
-
-
-def _numbers(document: Json) -> Figures:
-    """The single numbers of an evaluation, by name, without the number of images."""
-    return {
-        name: float(figure)
-        for name, figure in document.items()
-        if isinstance(figure, int | float) and name != "num_samples"
-    }

@@ -42,7 +42,7 @@ from torchcaps.training.features import feature_set, stored_features, without_au
 from torchcaps.training.inputs import as_set
 from torchcaps.training.run import is_run
 from torchcaps.training.sampling import load_images
-from torchcaps.types import spec_of
+from torchcaps.types import Json, StrPath, spec_of
 from torchcaps.words import rounded
 
 CONTROLS = ("uniform", "linear", "mlp")
@@ -101,7 +101,7 @@ class Audit(EvaluationResult):
     """
 
     rows: list[AuditRow]
-    settings: dict[str, Any]
+    settings: Json
     uniform: Any
     linear: Any
     mlp: Any
@@ -140,7 +140,7 @@ def audit(
     seeds: int = 3,
     level: float = 0.9,
     margin: str | float = "10%",
-    output: str | Path | None = None,
+    output: StrPath | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Audit:
@@ -236,11 +236,11 @@ def _read(source: Any, data: Any, labels: Any, config: TrainConfig) -> tuple[Cap
         return source, data if isinstance(data, Dataset) else feature_set(
             data, labels, source.in_features
         )
-    if isinstance(data, str | Path):
+    if isinstance(data, StrPath):
         data = load_images(config.updated(data=str(data)), "train")
     images = as_set(data, labels)
     network: Any = source
-    if isinstance(source, str | Path):
+    if isinstance(source, StrPath):
         network = training.load(source) if is_run(source) else None
         if not (network and spec_of(network).features):  # a backbone
             network = head_on_backbone(

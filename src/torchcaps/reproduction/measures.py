@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from torchcaps.reporting import EvaluatedRun, evaluate
 from torchcaps.tasks import eval_outputs, evaluate_task
 from torchcaps.training import load
 from torchcaps.training.run import epoch_model_path
+from torchcaps.types import Json
 
 # Data set -> one of the same size and other classes.
 UNKNOWN_SETS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
@@ -37,7 +37,7 @@ DETECTED_STRENGTH = 0.2
 # The strength 0.1 of Hahn et al. on CIFAR-10, whose pixels they divided by the deviation.
 SUCCESS_STRENGTH = 0.02
 
-Figures = dict[str, Any]
+Figures = Json
 Measure = Callable[[EvaluatedRun], Figures]
 MEASURES: Registry[Measure] = Registry("measure")
 # Decorator: a recipe names the function among its `measures`. It returns no figures where the task
@@ -116,8 +116,7 @@ def viewpoints(run: EvaluatedRun) -> Figures:
         "familiar_error": _error(run, familiar),
         "novel_error": _error(run, run.images),
     }
-    models = epoch_models(run)
-    if models:
+    if models := epoch_models(run):
         subsets = {
             "familiar": replace(run, images=familiar).subset(NUM_CURVE),
             "novel": run.subset(NUM_CURVE),

@@ -3,21 +3,21 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_positive
 from torchcaps.models.notebook import parameter_count
-from torchcaps.reporting import EvaluatedRun, evaluate, open_task
+from torchcaps.reporting import EvaluatedRun, evaluate
+from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reproduction.measures import MEASURES
 from torchcaps.reproduction.table import RESULT_FILE, Result, Results
-from torchcaps.settings import known_settings
+from torchcaps.settings import OPEN, known_settings
 from torchcaps.training import Callback, Recipe, Run, TrainConfig, load_recipe, train
 from torchcaps.training.recipes import Row
 from torchcaps.training.run import RESUME_OVERRIDES, is_run
+from torchcaps.types import StrPath
 
-# The task and the loop fill in settings that a recipe leaves at one of these, except where they
-# mean something: in the settings of the data, and in `stop_at`.
-OPEN_CHOICES = (None, "auto")
 RESOLVED_DATA = ("holdout", "storage")  # settings of data that a run decides where they are open
 
 
@@ -25,7 +25,7 @@ def reproduce(
     recipe: Recipe | str,
     budget: str = "small",
     *,
-    output: str | Path = "reproductions",
+    output: StrPath = "reproductions",
     seeds: int = 1,
     rows: Sequence[str] = (),
     root: str | None = None,
@@ -111,7 +111,20 @@ def train_or_resume(
     """
     resume = is_run(run.path)
     if resume:
-        _check_settings(run, config)
+        # Raise RunError unless the run was started with these settings.
+        saved = run.config.flat()
+        settings = known_settings()
+        for name, choice in config.flat().items():
+            # The task and the loop fill in open settings, except where that means something: in the
+            # settings of the data, and in `stop_at`.
+            is_data = settings[name].group == "data" and name not in RESOLVED_DATA
+            has_default = not is_data and name != "stop_at"
+            is_open = choice in OPEN and has_default
+            if name not in RESUME_OVERRIDES and not is_open and saved[name] != choice:
+                raise RunError(
+                    f"{run.path}: was started with {name} {saved[name]!r}, and the recipe has "
+                    f"{choice!r} now; remove the folder, or give another output"
+                )
     train(config, run.path, resume=resume, callbacks=callbacks)
 
 
@@ -130,11 +143,9 @@ def measure_run(
     Raises:
         UnknownNameError: the recipe names a measure that is not registered.
     """
-    root = config.data.root
-    device = config.training.device
-    evaluation = evaluate(run, root=root, device=device, output=run.path)
-    task, images = open_task(run, root=root, device=device)
-    evaluated = EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
+    options: Any = {"root": config.data.root, "device": config.training.device}
+    evaluate(run, output=run.path, **options)
+    evaluated = evaluate_run(run, **options)
     machine = run.environment
     seed = run.config.training.seed
     speeds = [epoch["images_per_second"] for epoch in run.epochs]
@@ -144,7 +155,7 @@ def measure_run(
         row=row.name,
         budget=budget,
         seed=seed,
-        figures=evaluation.to_dict(),
+        figures=evaluated.evaluation.to_dict(),
         shown=list(recipe.figures),
         published=row.published,
         parameters=parameter_count(evaluated.model),
@@ -164,18 +175,3 @@ def measure_run(
 def slug(name: str) -> str:
     """A row's name as a folder's: letters, digits and hyphens."""
     return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
-
-
-def _check_settings(run: Run, config: TrainConfig) -> None:
-    """Raise RunError unless the run was started with these settings."""
-    saved = run.config.flat()
-    settings = known_settings()
-    for name, choice in config.flat().items():
-        is_data = settings[name].group == "data" and name not in RESOLVED_DATA
-        has_default = not is_data and name != "stop_at"
-        is_open = choice in OPEN_CHOICES and has_default
-        if name not in RESUME_OVERRIDES and not is_open and saved[name] != choice:
-            raise RunError(
-                f"{run.path}: was started with {name} {saved[name]!r}, and the recipe has "
-                f"{choice!r} now; remove the folder, or give another output"
-            )

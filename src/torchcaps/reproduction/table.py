@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 from torchcaps.errors import counted
 from torchcaps.evaluation import compare_viewpoints
 from torchcaps.evaluation.base import TextTable
 from torchcaps.reporting import can_plot, save_figure
 from torchcaps.training.files import atomic, read_json, reading, write_json
+from torchcaps.types import Json, StrPath
 from torchcaps.words import in_words
 
 HEADING = (
@@ -74,7 +74,7 @@ class Result:
     row: str
     budget: str
     seed: int
-    figures: dict[str, Any]
+    figures: Json
     shown: list[str]
     published: dict[str, str]
     parameters: int
@@ -98,7 +98,7 @@ class Result:
         write_json(folder / RESULT_FILE, asdict(self))
 
 
-def read_results(output: str | Path) -> list[Result]:
+def read_results(output: StrPath) -> list[Result]:
     """Every result below a folder, in the order of their paths.
 
     Raises RunError for a result that cannot be read.
@@ -214,7 +214,7 @@ def viewpoint_lines(results: Runs) -> list[str]:
     return lines
 
 
-def write_table(results: Runs, output: str | Path) -> Path:
+def write_table(results: Runs, output: StrPath) -> Path:
     """Write `results.md`: the table, and the commands and machines behind it. Returns the file."""
     sources = {
         f"* `{result.command.split(' --seeds')[0]}`: {result.machine}, torch {result.torch}"
@@ -287,7 +287,7 @@ def _accuracies(seeds: Runs) -> list[float]:
     return [1 - float(result.figures["error"]) for result in seeds]
 
 
-def write_field(results: Runs, output: str | Path) -> list[Path]:
+def write_field(results: Runs, output: StrPath) -> list[Path]:
     """Write `field.md`, and `field.png` where matplotlib is installed. Returns the files."""
     lines = ["# The field, measured"]
     for data, table in field_tables(results).items():

@@ -1,8 +1,7 @@
 """Training by names, which leaves a run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +23,12 @@ from torchcaps.training.initial import InitialWeights
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
-from torchcaps.types import model_metadata, set_model_metadata
+from torchcaps.types import StrPath, set_model_metadata
 
 
 def train(
-    recipe_or_config: str | Path | TrainConfig,
-    output: str | Path | None = None,
+    recipe_or_config: StrPath | TrainConfig,
+    output: StrPath | None = None,
     resume: bool = False,
     *,
     callbacks: Sequence[Callback | str] = (),
@@ -78,7 +77,16 @@ def train(
     run = Run(output)
     resumed = None
     if resume:
-        resumed, config = _resume(run, config, settings)
+        saved, can_extend = config, False
+        if ranks.is_main:
+            saved = Run.open(output).config
+            can_extend = is_complete(run)
+        resumed = resumed_config(ranks.broadcast(saved), settings, ranks.broadcast(can_extend))
+        place = None if config.training.device == "auto" else config.training.device
+        data = config.data
+        config = resumed.updated(
+            device=place, root=data.root, max_bytes=data.max_bytes, workers=data.workers
+        )
     elif ranks.is_main:
         check_new(run)
     device = resolve_device(config.training.device)
@@ -114,7 +122,7 @@ def train(
     return run
 
 
-def resolve_config(recipe_or_config: str | Path | TrainConfig, **settings: Any) -> TrainConfig:
+def resolve_config(recipe_or_config: StrPath | TrainConfig, **settings: Any) -> TrainConfig:
     """The complete configuration of a run, whose `origins` say where values come from.
 
     The data is read and the model built; nothing is trained.
@@ -135,24 +143,6 @@ def resolve_config(recipe_or_config: str | Path | TrainConfig, **settings: Any) 
     return complete_config(config, task_class(config.task.name, model, images), model, images)
 
 
-def _resume(
-    run: Run, config: TrainConfig, settings: Mapping[str, Any]
-) -> tuple[TrainConfig, TrainConfig]:
-    """The configuration of a folder, extended where it is asked for; and that for this machine."""
-    ranks = current()
-    saved, can_extend = config, False
-    if ranks.is_main:
-        opened = Run.open(run.path)
-        saved, can_extend = opened.config, is_complete(opened)
-    saved = resumed_config(ranks.broadcast(saved), settings, ranks.broadcast(can_extend))
-    device = None if config.training.device == "auto" else config.training.device
-    data = config.data
-    here = saved.updated(
-        device=device, root=data.root, max_bytes=data.max_bytes, workers=data.workers
-    )
-    return saved, here
-
-
 def _build_model(config: TrainConfig, images: Dataset, device: torch.device) -> nn.Module:
     """The model of a run for its images, with its first weights."""
     description = describe_model(
@@ -166,5 +156,5 @@ def _build_model(config: TrainConfig, images: Dataset, device: torch.device) -> 
     model = build_model(description, generator, device=device).to(device)
     task = task_class(config.task.name, model, images)
     if not task.labeled and not model_info(config.model.name).num_classes:
-        set_model_metadata(model, replace(model_metadata(model), classes=()))
+        set_model_metadata(model, classes=())
     return model

@@ -4,10 +4,8 @@ Saving (`RunFolder`), the second start, the early end and the lines on stderr ar
 one here, or with `register_callback`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from rich.console import Console
@@ -19,18 +17,22 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch import Tensor
 
 from torchcaps.distributed import current
 from torchcaps.errors import printable
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
+from torchcaps.types import Json, Tensors
 
 if TYPE_CHECKING:
     from torchcaps.training.loop import Trainer
 
 RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
+Losses = dict[str, float]
 SECOND_START = "the training starts again, once, with a tenth of the learning rate"
+
+
+Row = Json  # of the metrics
 
 
 class Callback:
@@ -45,14 +47,14 @@ class Callback:
     threads: int | None = None
     """Processor threads that the training must have; None leaves them open."""
 
-    def on_start(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: "Trainer") -> None:
         """Called once before the first step.
 
         Args:
             trainer: has `model`, `task`, `config`, `state` and more; see `Trainer`.
         """
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: "Trainer", losses: Losses) -> None:
         """Called after each step.
 
         Args:
@@ -60,7 +62,7 @@ class Callback:
             losses: means over the batch by name, "lr", and "step", the number of steps done.
         """
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: "Trainer", row: Row) -> None:
         """Called after each epoch with its row of the metrics.
 
         Args:
@@ -68,7 +70,7 @@ class Callback:
             row: the metrics of the epoch by name, such as "epoch", "train_loss" and "val_accuracy".
         """
 
-    def on_end(self, trainer: Trainer) -> None:
+    def on_end(self, trainer: "Trainer") -> None:
         """Called once at the end, also after an error.
 
         Args:
@@ -92,7 +94,7 @@ class StopWhen(Callback):
     def __init__(self, condition: Callable[[], bool]) -> None:
         self.condition = condition
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: "Trainer", losses: Losses) -> None:
         if self.condition():
             trainer.stop()
 
@@ -106,14 +108,14 @@ class BestWeights(Callback):
 
     is_late = True
     epoch = 0
-    weights: dict[str, Tensor] | None = None
+    weights: Tensors | None = None
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: "Trainer", row: Row) -> None:
         if row["best"]:
             self.epoch = row["epoch"]
             self.weights = copy_state(trainer.model)
 
-    def on_end(self, trainer: Trainer) -> None:
+    def on_end(self, trainer: "Trainer") -> None:
         if isinstance(trainer.error, Exception):
             return
         # A training that started again has no best epoch until the next one ends.
@@ -138,10 +140,10 @@ class SecondStart(Callback):
 
     is_late = True
 
-    def on_start(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: "Trainer") -> None:
         self.weights = copy_state(trainer.model)
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: "Trainer", losses: Losses) -> None:
         state = trainer.state
         if state.lr_scale < 1 or state.step > trainer.probe_step:
             self.weights = {}
@@ -165,7 +167,7 @@ class EarlyEnd(Callback):
 
     is_late = True
 
-    def on_start(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: "Trainer") -> None:
         state = trainer.state
         epoch = state.step // trainer.steps_per_epoch
         settings = trainer.config.training
@@ -174,7 +176,7 @@ class EarlyEnd(Callback):
             trainer.messages.append(reason)
             trainer.is_finished = True
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: "Trainer", row: Row) -> None:
         self.on_start(trainer)
 
 
@@ -192,7 +194,7 @@ class ProgressBar(Callback):
         self.title = title
         self.started = started
 
-    def on_start(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: "Trainer") -> None:
         self.started()
         self.num_messages = 0
         self.bar = progress_bar(self.title)
@@ -200,12 +202,12 @@ class ProgressBar(Callback):
         self.task = self.bar.add_task("", total=trainer.total_steps)
         self._print_messages(trainer)
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: "Trainer", losses: Losses) -> None:
         self._print_messages(trainer)
         description = f"loss {losses['loss']:.4f}"
         self.bar.update(self.task, completed=int(losses["step"]), description=description)
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: "Trainer", row: Row) -> None:
         parts = [f"epoch {row['epoch']}/{row['epochs']}"]
         for title, prefix in (("training", "train_"), ("validation", "val_")):
             metrics = []
@@ -218,11 +220,11 @@ class ProgressBar(Callback):
         warnings = [f"\nwarning: {text}" for text in row["warnings"]]
         self._print("  ".join(parts) + "".join(warnings))
 
-    def on_end(self, trainer: Trainer) -> None:
+    def on_end(self, trainer: "Trainer") -> None:
         self._print_messages(trainer)
         self.bar.stop()
 
-    def _print_messages(self, trainer: Trainer) -> None:
+    def _print_messages(self, trainer: "Trainer") -> None:
         for sentence in trainer.messages[self.num_messages :]:
             self._print(printable(sentence))
         self.num_messages = len(trainer.messages)
@@ -248,12 +250,9 @@ def progress_bar(title: str) -> Progress:
     )
 
 
-def copy_state(model: torch.nn.Module) -> dict[str, Tensor]:
+def copy_state(model: torch.nn.Module) -> Tensors:
     """A copy of the state of a model, on its device."""
-    copies = {}
-    for name, tensor in model.state_dict().items():
-        copies[name] = tensor.detach().clone()
-    return copies
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_score: float) -> str:

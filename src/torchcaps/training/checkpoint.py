@@ -40,8 +40,11 @@ from torchcaps.training.files import (
     save_tensors,
 )
 from torchcaps.types import (
+    Json,
     ModelMetadata,
     ModelSpec,
+    Names,
+    StrPath,
     WrappedNetwork,
     find_network,
     model_metadata,
@@ -58,10 +61,10 @@ SEPARATOR = ":"  # between a module and what it defines, as in entry points
 def describe_model(
     name: str,
     options: Mapping[str, Any],
-    classes: tuple[str, ...],
+    classes: Names,
     preprocess: Preprocess | None,
     task: str = "classify",
-) -> dict[str, Any]:
+) -> Json:
     """Description of a model in its checkpoint: all that `load` needs.
 
     Args:
@@ -76,7 +79,7 @@ def describe_model(
 
 
 def build_model(
-    description: dict[str, Any],
+    description: Json,
     generator: torch.Generator | None = None,
     builder: Builder | None = None,
     device: torch.device | None = None,
@@ -88,7 +91,7 @@ def build_model(
     Args:
         description: as `describe_model` gives it, or `save` of a model of the user's own.
         generator: draws the weights; None is torch's own.
-        builder: of a model that the description names by a function; see `find_builder`.
+        builder: of a model that the description names by a function; see `load`.
         device: whose memory a registered model has to fit with its training; None checks nothing.
 
     Raises:
@@ -113,7 +116,7 @@ def build_model(
                 model = builder(**options)
             else:
                 assert preprocess is not None
-                sizes: dict[str, Any] = {
+                sizes: Json = {
                     "num_classes": len(classes),
                     "in_chans": preprocess.in_chans,
                     "img_size": preprocess.model_size,
@@ -132,17 +135,18 @@ def build_model(
         raise option_error(name, options, error) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
-    metadata = replace(
-        model_metadata(model),
+    changes: Json = {}
+    if builder is not None:
+        changes = {"spec": _read_spec(description), "builder": builder, "options": options}
+    set_model_metadata(
+        model,
         classes=classes,
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
         targets=description.get("targets", {}),
         calibration=description.get("calibration"),
+        **changes,
     )
-    if builder is not None:
-        metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
-    set_model_metadata(model, metadata)
     return model
 
 
@@ -186,7 +190,7 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
 
 def save(
     model: nn.Module,
-    path: str | Path,
+    path: StrPath,
     *,
     builder: Builder | None = None,
     options: Mapping[str, Any] | None = None,
@@ -257,7 +261,7 @@ def save(
     return path
 
 
-def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[str, Any]:
+def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     """The description of a model, from what is known of how it was built.
 
     Args:
@@ -265,14 +269,23 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
         metadata: what is known; by default that of the model.
 
     Raises:
-        ArgumentError: nothing is known, or options are no JSON.
+        ArgumentError: nothing is known, a builder that has no name, or options that are no JSON.
     """
     metadata = metadata or model_metadata(model)
     options = metadata.options
     preprocess = metadata.preprocess
     classes = metadata.classes
-    if metadata.builder is not None:
-        name = builder_name(metadata.builder)
+    builder: Any = metadata.builder
+    if builder is not None:
+        module = getattr(builder, "__module__", None)
+        name = getattr(builder, "__qualname__", None)
+        if not (module and name and _find(module, name) == builder):
+            raise ArgumentError(
+                "builder",
+                "expected a function or class at the top level of a module, which another process "
+                f"can import, got {name or type(builder).__name__}",
+            )
+        name = f"{module}{SEPARATOR}{name}"
         if not isinstance(preprocess, Preprocess):
             preprocess = None
     elif metadata.name:
@@ -301,7 +314,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
     description = describe_model(name, options, classes, preprocess, task)
     if metadata.targets:
         description["targets"] = metadata.targets
-    if metadata.builder is not None and metadata.spec is not None:
+    if builder is not None and metadata.spec is not None:
         description["spec"] = asdict(metadata.spec)
     if metadata.calibration:
         description["calibration"] = dict(metadata.calibration)
@@ -309,7 +322,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> dict[st
 
 
 def load(
-    checkpoint_or_run_folder: str | Path,
+    checkpoint_or_run_folder: StrPath,
     num_classes: int | None = None,
     *,
     builder: Builder | None = None,
@@ -352,8 +365,38 @@ def load(
     if SEPARATOR not in str(description["model"]):
         builder = None
     elif builder is None:
-        builder = find_builder(path, description["model"])
-    model = _load_model(path, shapes, description, builder)
+        # Of a module that was imported by `--import`, what the module itself defines.
+        module, _, function = description["model"].partition(SEPARATOR)
+        names = plugins.imported()  # of modules and files
+        imported = [Path(name).stem if name.endswith(".py") else name for name in names]
+        if module in imported and not any(part.startswith("_") for part in function.split(".")):
+            builder = _find(module, function)
+        if not (callable(builder) and getattr(builder, "__module__", None) == module):
+            raise RunError(
+                f"{path}: was built by {description['model']}, and a file never runs code by itself; "
+                "if you trust it, pass that function to load(..., builder=...), or import its module "
+                f"with --import {module}"
+            )
+    try:
+        if builder is None:
+            with on_meta():  # compared before the tensors or the model take memory
+                model = build_model(description)
+            check_fit(shapes, model)
+        if builder is not None or not _is_in_state(model):
+            # Its weights are replaced below; the caller's generator is untouched.
+            model = build_model(description, torch.Generator(), builder)
+            check_fit(shapes, model)
+        tensors, _ = load_tensors(path)
+        state = {}  # in the types and the order of the tensors of the model
+        for name, tensor in model.state_dict().items():
+            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+        model.load_state_dict(state, assign=True)
+        check_numbers(model.state_dict())
+    except RunError:
+        raise
+    except Exception as error:  # a builder can fail in any way at what another hand wrote
+        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(str(error))
+        raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     if num_classes is not None:
         model = _with_classes(model, num_classes, description)
     return model.to(device).eval()
@@ -399,38 +442,6 @@ def model_file(path: Path) -> Path:
     return path
 
 
-def _load_model(
-    path: Path,
-    shapes: Mapping[str, Tensor],
-    description: dict[str, Any],
-    builder: Builder | None,
-) -> nn.Module:
-    """The model of a file with this header; RunError where the two do not fit."""
-    try:
-        if builder is None:
-            with on_meta():  # compared before the tensors or the model take memory
-                model = build_model(description)
-            check_fit(shapes, model)
-        if builder is not None or not _is_in_state(model):
-            # Its weights are replaced below; the caller's generator is untouched.
-            model = build_model(description, torch.Generator(), builder)
-            check_fit(shapes, model)
-        tensors, _ = load_tensors(path)
-        state = {}  # in the types and the order of the tensors of the model
-        for name, tensor in model.state_dict().items():
-            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
-        model.load_state_dict(state, assign=True)
-        check_numbers(model.state_dict())
-    except RunError:
-        raise
-    except Exception as error:  # a builder can fail in any way at what another hand wrote
-        reason = one_line(str(error))
-        if isinstance(error, KeyError):
-            reason = f"{error} is missing"
-        raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
-    return model
-
-
 def _is_in_state(model: nn.Module) -> bool:
     """Whether the state of a model holds each of its tensors, once: it has no others."""
     state = model.state_dict(keep_vars=True)
@@ -442,7 +453,7 @@ def _is_in_state(model: nn.Module) -> bool:
     return len(saved) == len(state)
 
 
-def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any]) -> nn.Module:
+def _with_classes(model: nn.Module, num_classes: int, description: Json) -> nn.Module:
     """A model for this number of classes, with those weights that do not depend on it."""
     check_range("num_classes", num_classes, low=1)
     builder = model_metadata(model).builder
@@ -463,49 +474,6 @@ def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any
     resized = build_model(description | changes, builder=builder)
     take_weights(resized, model.state_dict())
     return resized
-
-
-def builder_name(builder: Builder) -> str:
-    """The name of a function or class that another process can import: `package.module:name`.
-
-    Raises:
-        ArgumentError: it has none, as a lambda or a function within another one.
-    """
-    module = getattr(builder, "__module__", None)
-    name = getattr(builder, "__qualname__", None)
-    if module and name and _find(module, name) == builder:
-        return f"{module}{SEPARATOR}{name}"
-    raise ArgumentError(
-        "builder",
-        "expected a function or class at the top level of a module, which another process can "
-        f"import, got {name or type(builder).__name__}",
-    )
-
-
-def find_builder(path: Path, name: str) -> Builder:
-    """The builder that a file names, if its module was imported by `--import`.
-
-    Only what the module itself defines is taken, never what it has imported from elsewhere.
-
-    Args:
-        path: of the file, for the error.
-        name: as `builder_name` gives it.
-
-    Raises:
-        RunError: its module was not imported so, or does not define it.
-    """
-    module, _, function = name.partition(SEPARATOR)
-    names = plugins.imported()  # of modules and files
-    imported = [Path(name).stem if name.endswith(".py") else name for name in names]
-    is_private = any(part.startswith("_") for part in function.split("."))
-    if module in imported and not is_private:
-        builder = _find(module, function)
-        if callable(builder) and getattr(builder, "__module__", None) == module:
-            return builder
-    raise RunError(
-        f"{path}: was built by {name}, and a file never runs code by itself; if you trust it, pass "
-        f"that function to load(..., builder=...), or import its module with --import {module}"
-    )
 
 
 def _find(module: str, name: str) -> Any:

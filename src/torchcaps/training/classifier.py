@@ -15,11 +15,12 @@ from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import image_activations
 from torchcaps.models._pretrained import DEFAULT_MODEL
-from torchcaps.training.callbacks import Callback, copy_state
+from torchcaps.training.callbacks import Callback, Row, copy_state
 from torchcaps.training.fitting import fit
 from torchcaps.training.inputs import image_tensor
 from torchcaps.training.loop import Trainer
 from torchcaps.transfer import device_of
+from torchcaps.types import Json, Tensors
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -40,9 +41,9 @@ class LastWeights(Callback):
     """Keeps the weights of the last epoch, for a training that has nothing to choose an epoch by."""
 
     is_late = True
-    weights: dict[str, Tensor] | None = None
+    weights: Tensors | None = None
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         self.weights = copy_state(trainer.model)
 
 
@@ -149,7 +150,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         names = tuple(map(str, self.classes_.tolist()))
         data = Dataset(images.float(), targets, names, "X", preprocess=ArrayPreprocess)
         last = LastWeights()
-        part: dict[str, Any] = {"validation": data, "callbacks": [last]}
+        part: Json = {"validation": data, "callbacks": [last]}
         if self.validation_fraction > 0:
             part = {"holdout": self.validation_fraction}
         self.model_, self.history_ = fit(

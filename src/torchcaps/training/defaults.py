@@ -19,12 +19,12 @@ from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._config import read_settings
 from torchcaps.training import optimizers
 from torchcaps.training.schedules import warmup_cosine
-from torchcaps.types import find_network
+from torchcaps.types import Json, Tensors, find_network
 
 __all__ = ["create_losses", "create_optimizer", "create_schedule", "gradient_limit"]
 
 
-def create_losses(model: nn.Module, **settings: Any) -> Callable[..., dict[str, Tensor]]:
+def create_losses(model: nn.Module, **settings: Any) -> Callable[..., Tensors]:
     """The losses of a training step: what the model declares, with the reconstruction by its weight.
 
     Args:
@@ -95,12 +95,12 @@ def gradient_limit(model: nn.Module, **settings: Any) -> float:
     return float(_create_task(model, settings).config.optimizer.clip or "inf")
 
 
-def _create_task(model: nn.Module, settings: dict[str, Any]) -> Task:
+def _create_task(model: nn.Module, settings: Json) -> Task:
     return create_task(find_network(model), TrainConfig.of(**settings))
 
 
 def _training_step(
     task: Task, images: Tensor, targets: Tensor, fraction_trained: float = 0.0
-) -> dict[str, Tensor]:
+) -> Tensors:
     indices = torch.arange(len(images), device=images.device)
     return task.training_step(Batch(images, {task.targets[0]: targets}, indices), fraction_trained)

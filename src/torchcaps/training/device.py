@@ -17,6 +17,7 @@ import torch
 from torchcaps import plugins
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, RunError, TrainingError, check_range
+from torchcaps.types import Json
 
 # Kinds of devices beside the CPU, in the order in which "auto" looks for them.
 ACCELERATORS = ("cuda", "xpu", "mps")
@@ -212,7 +213,7 @@ def measure_slowdown() -> float:
     return max(slowdowns)
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Json:
     """Versions and hardware, for the record.
 
     Modules that a command was told to import (`--import`) are "imports".

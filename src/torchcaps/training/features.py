@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
-from jaxtyping import Int64
 from torch import Tensor, nn
 
 from torchcaps.data import Dataset, Preprocess, refuse_augmentations
@@ -23,7 +22,7 @@ from torchcaps.data.augment import ordered_augmentations
 from torchcaps.data.files import identities
 from torchcaps.data.load import default_cache_dir
 from torchcaps.data.targets import read_targets
-from torchcaps.distributed import current, main_first
+from torchcaps.distributed import main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.nn.head import as_map, check_features
 from torchcaps.settings import TrainConfig
@@ -43,80 +42,6 @@ class FeaturePreprocess(Preprocess, kind="features"):
     @classmethod
     def check(cls, source: str, inputs: Tensor) -> None:
         """Nothing: that would read all of a file."""
-
-
-class FeatureFile:
-    """The file of the features that a model's frozen backbone gives of a set.
-
-    Args:
-        model: whose specification declares `features`.
-        images: all of the set, in memory or on disk.
-        folder: of such files; by default `features` in the cache folder.
-
-    Raises:
-        TrainingError: the file cannot be made, or is damaged.
-    """
-
-    def __init__(self, model: Any, images: Dataset, folder: Path | None = None) -> None:
-        self.model = model
-        self.images = images
-        folder = default_cache_dir() / "features" if folder is None else folder
-        make_folder(folder)
-        self.path = folder / f"{_key(model, images)}.npy"
-        self.lock = FileLock(self.path.with_suffix(".lock"))
-        with self.lock:
-            self.table = _open(self.path, np.float16, (len(images), *model.feature_shape))
-            self.is_done = _open(self.path.with_suffix(".done.npy"), np.bool_, (len(images),))
-
-    def features(self) -> Dataset:
-        """The set of features; those that are missing have to be computed before they are read."""
-        images = self.images
-        return Dataset(
-            torch.as_tensor(self.table),
-            images.targets,
-            images.classes,
-            images.name,
-            images.groups,
-            images.notes,
-            preprocess=FeaturePreprocess,
-        )
-
-    def compute(self, rows: Int64[Tensor, " n"]) -> None:
-        """Compute the features that are missing.
-
-        Args:
-            rows: indices of images that are needed.
-
-        Raises:
-            TrainingError: the disk is full.
-            ArgumentError: features that are not finite in half precision.
-        """
-        with self.lock:
-            missing = rows[torch.from_numpy(~self.is_done[rows.numpy()])].sort().values
-            if len(missing) == 0:
-                return
-            # Writing to a mapped file on a full disk would end the process.
-            needed = len(missing) * self.table[:1].nbytes
-            free = shutil.disk_usage(self.path.parent).free
-            if needed > free:
-                raise TrainingError(
-                    f"{self.path}: the features of {len(missing):,} images take "
-                    f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-                )
-            batches = missing.split(BATCH)
-            device = device_of(self.model)
-            with evaluating(self.model):
-                for batch in self.images.batches(batches, {}):
-                    features = self.model.features(batch.inputs.to(device))
-                    if not features.abs().max() <= LARGEST:
-                        raise ArgumentError(
-                            "backbone", f"expected finite features of at most {LARGEST:.0f}"
-                        )
-                    indices = batch.indices.cpu().numpy()
-                    self.table[indices] = features.cpu().numpy()
-                    self.is_done[indices] = True
-            self.table.flush()
-            self.is_done.flush()
 
 
 def _key(model: Any, images: Dataset) -> str:
@@ -183,22 +108,60 @@ def without_augmentation(config: TrainConfig) -> TrainConfig:
     return config.updated(**switches)
 
 
-def stored_features(model: nn.Module, images: Dataset, verbose: bool) -> Dataset:
+def stored_features(
+    model: Any, images: Dataset, verbose: bool, folder: Path | None = None
+) -> Dataset:
     """A set with features in place of images, computed where they are missing.
 
     Args:
-        model: with a frozen backbone.
-        images: to train on, or to validate with.
+        model: with a frozen backbone, whose specification declares `features`.
+        images: to train on, or to validate with, in memory or on disk.
         verbose: say on stderr what is computed, and where it is kept.
+        folder: of the file; by default `features` in the cache folder.
+
+    Raises:
+        TrainingError: the file cannot be made, or is damaged; or the disk is full.
+        ArgumentError: features that are not finite in half precision.
     """
-    file = FeatureFile(model, images)
-    if verbose:
-        print(
-            f"features of the frozen backbone for {len(images):,} images: "
-            f"{(~file.is_done).sum():,} to be computed, the others in {file.path}",
-            file=sys.stderr,
-        )
-    with main_first():
-        if current().is_main:
-            file.compute(torch.arange(len(images)))
-    return file.features()
+    folder = default_cache_dir() / "features" if folder is None else folder
+    make_folder(folder)
+    path = folder / f"{_key(model, images)}.npy"
+    with main_first(), FileLock(path.with_suffix(".lock")):
+        table = _open(path, np.float16, (len(images), *model.feature_shape))
+        is_done = _open(path.with_suffix(".done.npy"), np.bool_, (len(images),))
+        missing = torch.from_numpy(~is_done).nonzero().flatten()
+        if verbose:
+            print(
+                f"features of the frozen backbone for {len(images):,} images: "
+                f"{len(missing):,} to be computed, the others in {path}",
+                file=sys.stderr,
+            )
+        # Writing to a mapped file on a full disk would end the process.
+        needed = len(missing) * table[:1].nbytes
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            raise TrainingError(
+                f"{path}: the features of {len(missing):,} images take {needed / 1e9:.1f} GB, "
+                f"and {free / 1e9:.1f} GB are free"
+            )
+        with evaluating(model):
+            for batch in images.batches(missing.split(BATCH) if len(missing) else (), {}):
+                features = model.features(batch.inputs.to(device_of(model)))
+                if not features.abs().max() <= LARGEST:
+                    raise ArgumentError(
+                        "backbone", f"expected finite features of at most {LARGEST:.0f}"
+                    )
+                indices = batch.indices.cpu().numpy()
+                table[indices] = features.cpu().numpy()
+                is_done[indices] = True
+        table.flush()
+        is_done.flush()
+    return Dataset(
+        torch.as_tensor(table),
+        images.targets,
+        images.classes,
+        images.name,
+        images.groups,
+        images.notes,
+        preprocess=FeaturePreprocess,
+    )

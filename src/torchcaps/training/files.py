@@ -18,9 +18,9 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
-from torch import Tensor
 
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line, read_text
+from torchcaps.types import Json, Tensors
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
@@ -115,7 +115,7 @@ def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
         raise RunError(f"{path}: is no readable {kind} ({reason}){advice}") from error
 
 
-def read_json(path: Path, version: int | None = None) -> dict[str, Any]:
+def read_json(path: Path, version: int | None = None) -> Json:
     """A JSON object, without its "format".
 
     Raises OSError, ValueError or RecursionError where it cannot be read, is none, or is of another
@@ -164,8 +164,8 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 def save_tensors(
     path: Path,
-    tensors: dict[str, Tensor],
-    description: dict[str, Any],
+    tensors: Tensors,
+    description: Json,
     *,
     previous: Path | None = None,
 ) -> None:
@@ -183,7 +183,7 @@ def save_tensors(
         TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
             written.
     """
-    copies: dict[str, Tensor] = {}
+    copies: Tensors = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         copy = tensor.detach().cpu().contiguous()
@@ -202,13 +202,12 @@ def save_tensors(
         partial.write_bytes(file_bytes)
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path) -> tuple[Tensors, Json]:
     """Tensors (on the CPU) and description of a file written by `save_tensors`.
 
     Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
     """
-    with _opened(path) as file:
-        content = _read_content(path, file)
+    with _opened(path) as (file, content):
         names = list(file.keys())
         tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
         if content.pop("crc32", None) != checksum(tensors, content):
@@ -217,53 +216,50 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, content
 
 
-def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_header(path: Path) -> tuple[Tensors, Json]:
     """A file's tensors on the meta device, and its description; no tensor is read.
 
     Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
     `load_tensors`, but for damage outside of the header.
     """
     tensors = {}
-    with _opened(path) as file:
+    with _opened(path) as (file, content):
         for name in file.keys():  # noqa: SIM118
             part = file.get_slice(name)
             is_floating = part.get_dtype().startswith(("F", "BF"))
             dtype = torch.float32 if is_floating else torch.int64
             tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-        return tensors, _read_content(path, file)
+        return tensors, content
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file with a header of at most 16 MiB.
+def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
+    """A safetensors file with a header of at most 16 MiB; its description, format and checksum.
 
     What fails while it is open is a RunError.
     """
     with reading(path, "checkpoint"):
         check_regular(path)
-        with open(path, "rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
+        with open(path, "rb") as start:
+            header_bytes = int.from_bytes(start.read(8), "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise ValueError(
                 f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
             )
-        with safe_open(path, framework="pt") as tensors:
-            yield tensors
+        with safe_open(path, framework="pt") as file:
+            content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+            if not isinstance(content, dict):
+                raise RunError(
+                    f"{path}: was not written by torchcaps (its header says nothing of a model)"
+                )
+            if content.get("format") != FORMAT:
+                raise RunError(
+                    f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
+                )
+            yield file, content
 
 
-def _read_content(path: Path, file: Any) -> dict[str, Any]:
-    """The description with format and checksum."""
-    content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    if content.get("format") != FORMAT:
-        raise RunError(
-            f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
-        )
-    return content
-
-
-def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) -> int:
+def checksum(tensors: Tensors, content: Json | None = None) -> int:
     """CRC-32 of tensors and of `content`, which is JSON-ready.
 
     Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.
@@ -271,6 +267,5 @@ def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) 
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
-        content_bytes = tensor.detach().reshape(-1).view(torch.uint8)
-        crc = zlib.crc32(content_bytes.numpy().data, crc)
+        crc = zlib.crc32(tensor.detach().reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc

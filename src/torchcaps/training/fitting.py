@@ -37,6 +37,7 @@ from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, cropped, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
+    Names,
     check_module,
     declares,
     find_network,
@@ -137,8 +138,7 @@ def fit(
         kind = task_class(config.task.name, network, images)
         config = complete_config(config, kind, network, images)
         task = kind(network, config, images)
-        metadata = replace(model_metadata(network), targets=dict(task.target_facts))
-        set_model_metadata(network, metadata)
+        set_model_metadata(network, targets=dict(task.target_facts))
         if transform is not None:
             _add_transform(task, transform)
         sentences = list(_model_notes(model, task, val_images, verbose))
@@ -172,8 +172,8 @@ def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     calibration = training.calibration
     network = find_network(model)
     img_size = network.img_size if "size" in images.targets else images.img_size
-    metadata = replace(
-        model_metadata(network),
+    set_model_metadata(
+        model,
         classes=images.classes if task.labeled else (),
         preprocess=replace(
             calibration.preprocessing(images, trainer.config.data.crop), img_size=img_size
@@ -182,7 +182,6 @@ def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
         spec=task.spec,
         calibration=trainer.calibration or calibration.calibration_of(task, trainer.val_images),
     )
-    set_model_metadata(model, metadata)
 
 
 def _fit_data(
@@ -223,7 +222,7 @@ def _read_set(
     model: nn.Module,
     config: TrainConfig,
     target: str | None,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
 ) -> Dataset:
     """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
     images = as_set(data, labels, model, target=target, classes=classes)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,10 @@ from torchcaps.data.files import identities
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.settings import TrainConfig
-from torchcaps.training.calibration import write_calibration
-from torchcaps.training.callbacks import Callback
-from torchcaps.training.checkpoint import describe
+from torchcaps.tasks import create_task
+from torchcaps.training.calibration import calibration_of
+from torchcaps.training.callbacks import Callback, Losses
+from torchcaps.training.checkpoint import describe, load
 from torchcaps.training.device import check_threads, environment
 from torchcaps.training.files import (
     CALIBRATION_FILE,
@@ -47,6 +47,8 @@ from torchcaps.training.run import (
 )
 from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
 from torchcaps.training.update import Updater
+from torchcaps.transfer import device_of
+from torchcaps.types import Json, Tensors
 
 DATA = "checksum of images and labels"  # in the fingerprint
 
@@ -95,11 +97,11 @@ class RunFolder(Callback):
         self.stack = ExitStack()
         self.saved_step = -1
         self.end: BaseException | None = None
-        self.fingerprint: dict[str, Any] = {}
+        self.fingerprint: Json = {}
         threads = run.environment.get("threads")
         if resumed is not None and threads is not None:
             self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
-        tensors: dict[str, Tensor] = {}
+        tensors: Tensors = {}
         for split, images in (("train", train_images), ("held out", val_images)):
             tensors |= {f"{split} {name}": x.contiguous() for name, x in identities(images).items()}
         self.checksum = checksum(tensors)
@@ -127,7 +129,7 @@ class RunFolder(Callback):
         self._share(trainer)
         self.saved_step = trainer.state.step
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         if losses["step"] % LOG_INTERVAL == 0:
             self._write({"kind": "step", **losses})
         step = trainer.state.step
@@ -164,7 +166,15 @@ class RunFolder(Callback):
                     f"stopped after step {step} of {trainer.total_steps}; the state is saved"
                 )
             elif self.is_main:
-                trainer.calibration = write_calibration(self.run, trainer.task, trainer.val_images)
+                # Of the best model, in its folder and with its weights.
+                model = load(self.run.path, device=device_of(trainer.model))
+                task = create_task(model, trainer.task.config, trainer.val_images)
+                calibration = trainer.calibration = calibration_of(task, trainer.val_images)
+                if calibration is not None:
+                    write_json(self.run.path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
+                    tensors, description = load_tensors(self.run.model_path)
+                    description["calibration"] = calibration
+                    save_tensors(self.run.model_path, tensors, description)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
@@ -328,7 +338,7 @@ def truncate_metrics(run: Run, step: int) -> None:
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def save_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> None:
+def save_state(run: Run, trainer: Trainer, fingerprint: Json) -> None:
     """Write weights and the state of optimizer and training; the last file is kept.
 
     Args:
@@ -356,7 +366,7 @@ def save_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> None:
     save_tensors(run.checkpoint_path, tensors, description, previous=previous)
 
 
-def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> TrainingState:
+def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
     """Restore what `save_state` wrote, or a damaged file's predecessor.
 
     Returns:
@@ -389,7 +399,9 @@ def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> Train
                         f"{value} now"
                     )
             state = TrainingState(**description["state"])
-            state.check(trainer.total_steps)
+            if not 0 <= state.step <= trainer.total_steps:
+                expected = f"expected 0 to {trainer.total_steps}"
+                raise ValueError(f"step: {expected}, got {state.step}")
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -407,12 +419,12 @@ def load_state(run: Run, trainer: Trainer, fingerprint: dict[str, Any]) -> Train
     return TrainingState()
 
 
-def _restore(tensors: dict[str, Tensor], updater: Updater) -> None:
+def _restore(tensors: Tensors, updater: Updater) -> None:
     """Put the tensors of a file into model, optimizer and average."""
     optimizer = updater.optimizer
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
-    states: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}}
-    entries: dict[int, dict[str, Tensor]] = {}
+    states: dict[str, Tensors] = {"model": {}, "average": {}}
+    entries: dict[int, Tensors] = {}
     for name, tensor in tensors.items():
         owner, _, key = name.partition(".")
         if owner in states:

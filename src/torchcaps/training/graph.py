@@ -11,8 +11,6 @@ Words:
         average, and the learning rate of each group of parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -45,7 +43,7 @@ class StepGraph:
         reason: why there is no graph, the rest of a sentence; empty where there may be one.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "Trainer") -> None:
         self.trainer = trainer
         self.device = trainer.updater.device
         self.reason = ""
@@ -167,7 +165,7 @@ class StepGraph:
             self.trainer.messages.append(f"the steps are taken without a CUDA graph: {reason}")
 
 
-def find_obstacle(trainer: Trainer) -> str:
+def find_obstacle(trainer: "Trainer") -> str:
     """Why the steps of a training cannot be replayed, the rest of a sentence; empty if they can."""
     updater = trainer.updater
     if trainer.config.training.graph == "no":

@@ -21,12 +21,13 @@ from torchcaps.training.checkpoint import (
     describe_model,
 )
 from torchcaps.training.files import save_tensors
+from torchcaps.types import StrPath, Tensors
 
 MAX_BYTES = 2 << 30  # memory that reading a file may take
 SECONDS = 60.0
 
 
-def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[Path, str]:
+def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, str]:
     """Write the model file of published weights, which `torchcaps.load` takes.
 
     Args:
@@ -46,7 +47,15 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
     if output.exists():
         raise RunError(f"{output}: is there already; name another --output")
     tensors = _read(path)
-    layout, sizes = _recognize(path, tensors)
+    faults = []
+    for layout in LAYOUTS:
+        try:
+            sizes = _match(layout, tensors)
+            break
+        except ValueError as fault:
+            faults.append(f"{layout.source}: {fault}")
+    else:
+        raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
     try:
         name, num_classes, channels, side, options = layout.describe(sizes)
         preprocess = Preprocess(img_size=(side, side), in_chans=channels)
@@ -76,7 +85,7 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
     return output, layout.source
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> Tensors:
     """The tensors of a file by their names there."""
     try:
         check_regular(path)
@@ -100,18 +109,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _recognize(path: Path, tensors: dict[str, Tensor]) -> tuple[Layout, Sizes]:
-    """The source of a file, and its sizes."""
-    faults = []
-    for layout in LAYOUTS:
-        try:
-            return layout, _match(layout, tensors)
-        except ValueError as fault:
-            faults.append(f"{layout.source}: {fault}")
-    raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
-
-
-def _match(layout: Layout, tensors: dict[str, Tensor]) -> Sizes:
+def _match(layout: Layout, tensors: Tensors) -> Sizes:
     """The sizes of a source by their letters; ValueError for tensors of another one."""
     if len(tensors) != len(layout.entries):
         raise ValueError(f"expected {len(layout.entries)} tensors, got {len(tensors)}")

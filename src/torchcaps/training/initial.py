@@ -1,7 +1,6 @@
 """Begin a training with the weights of another one: the setting `init`."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import fitting_weights, take_weights
 from torchcaps.training.checkpoint import SEPARATOR, build_model, model_file
 from torchcaps.training.files import load_tensors, save_tensors
-from torchcaps.types import WrappedNetwork, find_network, unwrap
+from torchcaps.types import Json, Names, WrappedNetwork, find_network, unwrap
 from torchcaps.words import join_names
 
 MAX_NAMES = 3  # of new tensors, in a sentence
@@ -42,7 +41,7 @@ class InitialWeights:
         self,
         model: nn.Module,
         source: str,
-        classes: tuple[str, ...],
+        classes: Names,
         copy: Path | None = None,
     ) -> None:
         self.source = source
@@ -87,7 +86,7 @@ class InitialWeights:
             save_tensors(self.copy, self.tensors, {"init": self.source})
 
 
-def _class_weights(description: dict[str, Any]) -> list[str]:
+def _class_weights(description: Json) -> list[str]:
     """Names of a model's weights whose shapes depend on the number of its classes."""
     classes = list(description["classes"])
     if not classes or SEPARATOR in description["model"]:

@@ -1,8 +1,6 @@
 """What a person has, as a data set: arrays of any usual layout, pictures, paths, labels, loaders."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,30 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 
-from torchcaps.data import Batch, Dataset, load_dataset
+from torchcaps.data import Dataset, load_dataset
 from torchcaps.data.images import check_size, decode_image
-from torchcaps.data.pixels import channels_first, deep_to_bytes, to_channels, to_float
+from torchcaps.data.pixels import to_channels, to_images
 from torchcaps.data.preprocess import ArrayPreprocess, OwnSizePreprocess, Preprocess
-from torchcaps.data.targets import TARGET_KEYS, Form, read_targets, to_array
+from torchcaps.data.targets import (
+    TARGET_KEYS,
+    Form,
+    Targets as TargetTensors,
+    read_targets,
+    to_array,
+)
 from torchcaps.errors import ArgumentError
 from torchcaps.tasks import task_class
-from torchcaps.types import declares, spec_of
+from torchcaps.types import Names, StrPath, declares, spec_of
 
 NAME = "images in memory"
 BATCH_SIZE = 64  # samples that are read together where they are not trained with
 IMAGE_KEYS = ("image", "images", "inputs", "pixel_values")
 PICTURES = (Image.Image, str, Path)
 Array = ArrayLike | Tensor
-Pictures = Sequence[Image.Image | str | Path]
+Pictures = Sequence[Image.Image | StrPath]
 Targets = Array | Sequence[str] | Mapping[str, Any]
 Loader = TorchDataset[Any] | DataLoader[Any]
-Data = Dataset | tuple[Array | Pictures, Targets] | Array | Pictures | str | Path | Loader
+Data = Dataset | tuple[Array | Pictures, Targets] | Array | Pictures | StrPath | Loader
 
 
 def model_size(model: Any, name: str) -> Any:
@@ -68,7 +72,7 @@ def as_set(
     model: Any = None,
     *,
     target: str | None = None,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
 ) -> Dataset:
     """Images and what is known of them as a set in memory.
 
@@ -93,7 +97,7 @@ def as_set(
     if labels is None:
         if isinstance(data, Dataset):
             return data
-        if isinstance(data, str | Path):
+        if isinstance(data, StrPath):
             img_size = model_size(model, "img_size")
             return load_dataset(
                 data, "train", img_size=img_size, in_chans=model_size(model, "in_chans")
@@ -143,7 +147,7 @@ def _padded(rows: Any) -> Any:
 
 
 def make_set(
-    pixels: Tensor, targets: Mapping[str, Tensor], classes: tuple[str, ...], name: str = NAME
+    pixels: Tensor, targets: Mapping[str, Tensor], classes: Names, name: str = NAME
 ) -> Dataset:
     """A set of images `[n, channels, height, width]`, of arrays where floats leave [0, 1].
 
@@ -172,28 +176,19 @@ def image_tensor(images: Any, model: Any = None) -> Tensor:
     if isinstance(images, list | tuple) and images and isinstance(images[0], PICTURES):
         return _decode(images, model)
     try:
-        # numpy is asked first, because torch knows no uint16 in most of its functions.
         array = images if isinstance(images, Tensor) else np.asarray(images)
-        if array.dtype == np.uint16:
-            array = deep_to_bytes(array)
-        pixels = torch.as_tensor(array)
+        return to_images(array, model_size(model, "in_chans"))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             "data", f"expected images as an array, a tensor or a list of pictures ({error})"
         ) from None
-    pixels = channels_first(pixels, model_size(model, "in_chans"))
-    if pixels.is_floating_point():
-        return pixels.float().contiguous()
-    if pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255:
-        pixels = pixels.to(torch.uint8)
-    return pixels.contiguous()
 
 
 def _decode(pictures: Pictures, model: Any) -> Tensor:
     """Pictures and paths, at the size of the model if it is known."""
     decoded: list[Tensor] = []
     for index, picture in enumerate(pictures):
-        name = str(picture) if isinstance(picture, str | Path) else f"image {index}"
+        name = str(picture) if isinstance(picture, StrPath) else f"image {index}"
         image = decode_image(
             picture, model_size(model, "img_size"), model_size(model, "in_chans"), name=name
         )
@@ -201,26 +196,6 @@ def _decode(pictures: Pictures, model: Any) -> Tensor:
         check_size(name, image, decoded[0].shape[1:])
     channels = max(map(len, decoded))
     return torch.cat([to_channels(image.unsqueeze(0), channels) for image in decoded])
-
-
-def to_batch(
-    sample: Any, classes: tuple[str, ...], forms: Mapping[str, Form] | None = None
-) -> Batch:
-    """A batch of a caller's loader.
-
-    Args:
-        sample: (images, labels), more may follow; or a mapping or named tuple of images and
-            targets by name, such as "image" and "label".
-        classes: names of the classes.
-        forms: of the targets, those of all samples; None chooses them by the batch.
-
-    Raises:
-        ArgumentError: another batch.
-    """
-    images, labels = split_sample(sample)
-    inputs = to_float(image_tensor(images))
-    targets = read_targets(labels, classes, forms=forms).tensors
-    return Batch(inputs, targets, torch.arange(len(inputs)))
 
 
 def split_sample(sample: Any) -> tuple[Any, Any]:
@@ -241,7 +216,7 @@ def split_sample(sample: Any) -> tuple[Any, Any]:
 
 def read_loader(
     data: Any,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
     target: str | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> Dataset:
@@ -254,10 +229,31 @@ def read_loader(
         forms: of the targets, if known.
     """
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
-    images, labels = zip(*map(split_sample, loader), strict=True)
-    read = read_targets(join_targets(labels), classes, target=target, forms=forms)
-    pixels = torch.cat([image_tensor(batch) for batch in images])
+    pixels, read = read_samples(loader, classes, target, forms)
     return make_set(pixels, read.tensors, read.classes, type(loader.dataset).__name__)
+
+
+def read_samples(
+    samples: Iterable[Any],
+    classes: Names = (),
+    target: str | None = None,
+    forms: Mapping[str, Form] | None = None,
+) -> tuple[Tensor, TargetTensors]:
+    """Images and targets of a caller's batches.
+
+    Args:
+        samples: each (images, labels), more may follow; or a mapping or named tuple of images and
+            targets by name, such as "image" and "label".
+        classes: names of the classes; by default those of the labels.
+        target: that the task takes, if known.
+        forms: of the targets, if known.
+
+    Raises:
+        ArgumentError: other samples.
+    """
+    images, labels = zip(*map(split_sample, samples), strict=True)
+    read = read_targets(join_targets(labels), classes, target=target, forms=forms)
+    return torch.cat([image_tensor(batch) for batch in images]), read
 
 
 def join_targets(batches: Sequence[Any]) -> Any:

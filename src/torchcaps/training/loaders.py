@@ -1,15 +1,12 @@
 """Training on a `Dataset` or a `DataLoader` of the caller, whose own transforms stay in force."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -23,6 +20,8 @@ from torch.utils.data import (
 from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
 from torchcaps.data.classes import first_labels, stratified_split
 from torchcaps.data.dataset import select_rows, set_labels
+from torchcaps.data.files import EncodedImages
+from torchcaps.data.pixels import to_float
 from torchcaps.data.targets import Form, read_targets
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings
@@ -35,8 +34,8 @@ from torchcaps.training.inputs import (
     image_tensor,
     model_size,
     read_loader,
+    read_samples,
     split_sample,
-    to_batch,
 )
 from torchcaps.training.sampling import (
     SAMPLES,
@@ -63,37 +62,22 @@ DECIDED = ("batch_size", "balance", "epoch_size", "workers")
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(EncodedImages):
     """Inputs of a caller's map-style data set, which are read when they are needed.
 
     Attributes:
+        files: `[n]` indices into the data set.
+        in_chans, img_size, is_resized, crop, open_image: as of `EncodedImages`.
         dataset: of the caller.
-        rows: `[n]` indices into it.
-        image_shape: (channels, height, width).
         forms: of the targets.
     """
 
-    dataset: Any
-    rows: Int64[Tensor, " n"]
-    image_shape: torch.Size
-    forms: Mapping[str, Form]
+    dataset: Any = None
+    forms: Mapping[str, Form] | None = None
     dtype: ClassVar[torch.dtype] = torch.float32
-    device: ClassVar[torch.device] = torch.device("cpu")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of all inputs together."""
-        return torch.Size((len(self), *self.image_shape))
-
-    def __getitem__(self, indices: Tensor) -> Self:
-        return replace(self, rows=self.rows[indices])
 
     def decode(self) -> Tensor:
-        """The inputs, read now."""
-        samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
+        samples = [split_sample(self.dataset[row])[0] for row in self.files.tolist()]
         return image_tensor(samples if isinstance(samples[0], PICTURES) else np.stack(samples))
 
 
@@ -139,7 +123,12 @@ def loader_data(
         train_rows, val_rows = stratified_split(
             first_labels(labels), holdout_amount(config), config.training.seed
         )
-        if _can_divide(data):
+        # A part can be held out where the order is that of the samples, or random.
+        if not isinstance(data, DataLoader) or (
+            data.batch_size is not None
+            and type(data.batch_sampler) is BatchSampler
+            and type(data.sampler) in (RandomSampler, SequentialSampler)
+        ):
             rows = train_rows
         else:
             notes.append(
@@ -150,8 +139,10 @@ def loader_data(
         val_images = read_loader(part, classes, forms=forms)
     else:
         val_images = match_classes(validation(next(iter(targets)), classes), classes)
+    channels, height, width = val_images.inputs.shape[1:]
+    size = (height, width)
     images = DiskDataset(
-        Samples(dataset, rows, val_images.inputs.shape[1:], forms),  # type: ignore[arg-type]
+        Samples(rows.numpy(), channels, size, is_resized=False, dataset=dataset, forms=forms),
         select_rows(targets, rows),
         classes,
         type(dataset).__name__,
@@ -177,15 +168,7 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
     return config.updated(batch_size=data.batch_size)
 
 
-def _can_divide(data: Any) -> bool:
-    """Whether a part of the data can be held out: its order is that of the samples, or random."""
-    if not isinstance(data, DataLoader):
-        return True
-    has_own_batches = data.batch_size is None or type(data.batch_sampler) is not BatchSampler
-    return not has_own_batches and type(data.sampler) in (RandomSampler, SequentialSampler)
-
-
-def _part_loader(data: Any, rows: Tensor, **options: Any) -> DataLoader[Any]:
+def _part_loader(data: Any, rows: Any, **options: Any) -> DataLoader[Any]:
     """A loader of these samples, with the other options of the caller's loader where it is one."""
     dataset = data
     if isinstance(data, DataLoader):
@@ -222,9 +205,8 @@ class LoaderBatches(DatasetBatches):
         step = 0
         while group := list(islice(samples, self.config.optimizer.accumulate)):
             if step >= start:
-                forms = self.samples.forms
-                batches = [to_batch(sample, self.images.classes, forms) for sample in group]
-                yield join_batches(batches, self.task.targets)
+                pixels, read = read_samples(group, self.images.classes, forms=self.samples.forms)
+                yield Batch(to_float(pixels), read.tensors, torch.arange(len(pixels)))
             step += 1
 
     def _loader(self, epoch: int) -> DataLoader[Any]:
@@ -233,7 +215,8 @@ class LoaderBatches(DatasetBatches):
         samples = self.samples
         config = self.config
         if not isinstance(data, DataLoader):
-            order = samples.rows[epoch_permutation(config, epoch, self.images.labels)]
+            order = torch.from_numpy(samples.files)
+            order = order[epoch_permutation(config, epoch, self.images.labels)]
             batch_size = config.training.batch_size or 1
             batches = split_batches(order, batch_size, self.task.spec.smallest_batch)
             return DataLoader(
@@ -246,15 +229,8 @@ class LoaderBatches(DatasetBatches):
             return data
         return _part_loader(
             data,
-            samples.rows,
+            samples.files,
             batch_size=data.batch_size,
             drop_last=data.drop_last,
             shuffle=isinstance(data.sampler, RandomSampler),
         )
-
-
-def join_batches(batches: list[Batch], names: tuple[str, ...]) -> Batch:
-    """Several batches as one, with the targets of these names."""
-    inputs = torch.cat([batch.inputs for batch in batches])
-    targets = {name: torch.cat([batch.targets[name] for batch in batches]) for name in names}
-    return Batch(inputs, targets, torch.arange(len(inputs)))

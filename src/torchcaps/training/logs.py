@@ -3,8 +3,6 @@
 They are written beside `metrics.jsonl`, by the first process, with the clients of these programs.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.errors import TrainingError
-from torchcaps.training.callbacks import Callback, register_callback
+from torchcaps.training.callbacks import Callback, Losses, Row, register_callback
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import declares
 
@@ -31,48 +29,41 @@ class Log(Callback):
     """
 
     is_late = True
-    is_open = False
     package: ClassVar[str]
+    writer: Any = None  # of the first process; it has the methods of torch's `SummaryWriter`
 
     def __init__(self) -> None:
         if find_spec(self.package) is None:
             raise ImportError(f"log: {self.package} is not there: pip install 'torchcaps[log]'")
 
-    def on_start(self, trainer: Trainer) -> None:
+    def on_start(self, trainer: "Trainer") -> None:
         if trainer.ranks.is_main:
-            self.open(trainer)
-            self.is_open = True
+            self.writer = self.open(trainer)
 
-    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
-        if self.is_open and losses["step"] % LOG_INTERVAL == 0:
-            figures = {f"step/{name}": value for name, value in losses.items() if name != "step"}
-            self.write(figures, int(losses["step"]))
+    def on_step(self, trainer: "Trainer", losses: Losses) -> None:
+        if self.writer and losses["step"] % LOG_INTERVAL == 0:
+            for name, value in losses.items():
+                if name != "step":
+                    self.writer.add_scalar(f"step/{name}", value, int(losses["step"]))
 
-    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        if not self.is_open:
+    def on_epoch(self, trainer: "Trainer", row: Row) -> None:
+        if not self.writer:
             return
         step = trainer.state.step
-        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        self.write({f"epoch/{name}": float(value) for name, value in numbers.items()}, step)
+        for name, value in row.items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(f"epoch/{name}", float(value), step)
         picture = drawings(trainer)
         if picture is not None:
-            self.draw(picture, step)
+            self.writer.add_image("drawings", picture, step)
 
-    def on_end(self, trainer: Trainer) -> None:
-        if self.is_open:
-            self.close()
+    def on_end(self, trainer: "Trainer") -> None:
+        if self.writer:
+            self.writer.close()
 
-    def open(self, trainer: Trainer) -> None:
-        """Begin, or go on where a run is resumed."""
-
-    def write(self, figures: dict[str, float], step: int) -> None:
-        """Keep figures by name, of a step."""
-
-    def draw(self, picture: Tensor, step: int) -> None:
-        """Keep a picture `[channels, height, width]` in [0, 1], of a step."""
-
-    def close(self) -> None:
-        """Write what is left."""
+    def open(self, trainer: "Trainer") -> Any:
+        """The writer of a training that begins, or goes on where a run is resumed."""
+        raise NotImplementedError
 
 
 @register_callback(name="tensorboard")
@@ -81,24 +72,14 @@ class TensorBoardLog(Log):
 
     package = "tensorboard"
 
-    def open(self, trainer: Trainer) -> None:
+    def open(self, trainer: "Trainer") -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = None
         if trainer.checkpoint is not None:
             folder = str(trainer.checkpoint.parent.with_name("tensorboard"))
         # What a run wrote after the state that it goes on from is not shown.
-        self.writer = SummaryWriter(folder, purge_step=trainer.state.step + 1)
-
-    def write(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self.writer.add_scalar(name, value, step)
-
-    def draw(self, picture: Tensor, step: int) -> None:
-        self.writer.add_image("drawings", picture, step)
-
-    def close(self) -> None:
-        self.writer.close()
+        return SummaryWriter(folder, purge_step=trainer.state.step + 1)
 
 
 @register_callback(name="mlflow")
@@ -110,7 +91,7 @@ class MLflowLog(Log):
 
     package = "mlflow"
 
-    def open(self, trainer: Trainer) -> None:
+    def open(self, trainer: "Trainer") -> Any:
         from mlflow import MlflowClient, MlflowException
 
         name = "torchcaps" if trainer.checkpoint is None else trainer.checkpoint.parent.parent.name
@@ -124,20 +105,23 @@ class MLflowLog(Log):
                 self.client.log_param(self.id, setting, value)
         except MlflowException as error:
             raise TrainingError(f"log: mlflow: {error}") from error
+        return self
 
-    def write(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self.client.log_metric(self.id, name, value, step=step)
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Keep a figure of a step."""
+        self.client.log_metric(self.id, name, value, step=step)
 
-    def draw(self, picture: Tensor, step: int) -> None:
+    def add_image(self, name: str, picture: Tensor, step: int) -> None:
+        """Keep a picture `[channels, height, width]` in [0, 1], of a step."""
         pixels = (picture.movedim(0, 2) * 255).round().byte().numpy()
-        self.client.log_image(self.id, pixels, f"drawings/{step:06d}.png")
+        self.client.log_image(self.id, pixels, f"{name}/{step:06d}.png")
 
     def close(self) -> None:
+        """End the run."""
         self.client.set_terminated(self.id)
 
 
-def drawings(trainer: Trainer) -> Tensor | None:
+def drawings(trainer: "Trainer") -> Tensor | None:
     """Held-out images above what the network draws of them, `[channels, height, width]`.
 
     None where the network draws nothing, or in other sizes.

@@ -31,16 +31,16 @@ from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
-from torchcaps.training.callbacks import Callback
+from torchcaps.training.callbacks import Callback, Losses, Row as Row
 from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.sampling import DatasetBatches, Rows
 from torchcaps.training.schedules import learning_rate_factor, learning_rates, part_ends
 from torchcaps.training.update import Updater
 from torchcaps.transfer import tape
+from torchcaps.types import Json, Tensors
 
 LOG_INTERVAL = 20  # steps after which losses are read at the latest
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
-Row = dict[str, Any]
 
 
 @dataclass
@@ -67,21 +67,8 @@ class TrainingState:
     best_score: float = -sys.float_info.max
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    loss_scale: dict[str, float] = field(default_factory=dict)
-
-    def check(self, total_steps: int) -> None:
-        """Raise ValueError for the first value that no training of `total_steps` steps has."""
-        if self.sums and not {"loss", "count"} <= self.sums.keys():
-            raise ValueError(f"sums: expected loss and count among them, got {self.sums!r}")
-        expected = vars(TrainingState()) | dict.fromkeys(self.sums, 0.0)
-        for name, value in (vars(self) | self.sums).items():
-            kind = type(expected[name])
-            if type(value) is not kind or (kind is float and not math.isfinite(value)):
-                wording = "a finite number" if kind is float else kind.__name__
-                raise ValueError(f"{name}: expected {wording}, got {value!r}")
-        if not 0 <= self.step <= total_steps:
-            raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
+    sums: Losses = field(default_factory=dict)
+    loss_scale: Losses = field(default_factory=dict)
 
 
 class Trainer:
@@ -108,6 +95,12 @@ class Trainer:
         steps_per_epoch, total_steps, planned_steps: numbers of steps; the last without added epochs.
         probe_step: number of steps after which a second start is decided.
     """
+
+    calibration: Json | None = None
+    checkpoint: Path | None = None
+    is_stopped = is_finished = False
+    error: BaseException | None = None
+    graph: Any = None
 
     def __init__(
         self,
@@ -137,17 +130,11 @@ class Trainer:
         self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or has_prompt
         self._queue = LossQueue()
         self.state = TrainingState()
-        self.losses: dict[str, Tensor] = {}
+        self.losses: Tensors = {}
         self.loss_names: list[str] = []
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
-        self.calibration: dict[str, Any] | None = None
-        self.checkpoint: Path | None = None
-        self.is_stopped = False
-        self.is_finished = False
-        self.error: BaseException | None = None
-        self.graph: Any = None
         if device.type == "cuda" or config.training.graph == "yes":
             from torchcaps.training.graph import StepGraph
 
@@ -297,7 +284,7 @@ class LossQueue:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float, int, list[str], Tensor]] = []
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[Losses] = []
 
     def add_to_sums(self, trainer: Trainer) -> None:
         """Read the losses, for which the host waits once, and add them to those of the epoch.

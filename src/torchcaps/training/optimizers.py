@@ -5,10 +5,9 @@ model, such as `stem.0.weight`. A pattern has the wildcards of `fnmatch`: `stem.
 parameter of the module `stem`. A pattern that matches nothing is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.registry import Registry
 from torchcaps.settings import CHOICES, OptimizerSettings
-from torchcaps.types import WrappedNetwork
+from torchcaps.types import Json, WrappedNetwork
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 # (parameters by name, peak learning rate, settings) -> optimizer
@@ -65,7 +64,27 @@ def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.opti
             "it out",
         )
     if settings.lr_scale:
-        scale_rates(optimizer, parameters, settings.lr_scale)
+        # Multiply the learning rates of some parameters.
+        factor_of: dict[nn.Parameter, float] = {}
+        for pattern, factor in settings.lr_scale.items():
+            is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+            if not is_number or factor <= 0:
+                raise ArgumentError(
+                    "lr_scale", f"expected a number above 0 for {pattern}, got {factor!r}"
+                )
+            for name in matching_names("lr_scale", pattern, parameters):
+                factor_of[parameters[name]] = factor
+
+        groups = []
+        for group in optimizer.param_groups:
+            # The first group keeps the rate of the run, which is the one that is reported.
+            members: dict[float, list[nn.Parameter]] = {1.0: []}
+            for parameter in group["params"]:
+                members.setdefault(factor_of.get(parameter, 1.0), []).append(parameter)
+            for factor, subset in members.items():
+                if subset:
+                    groups.append({**group, "params": subset, "lr": group["lr"] * factor})
+        optimizer.param_groups = groups
     for group in optimizer.param_groups:
         device = group["params"][0].device
         if group.get("fused") and device.type == "cuda":  # a graph reads the rate of each step
@@ -83,7 +102,7 @@ def _build(
     """An optimizer of torch, in one kernel where there is one."""
     weights = [*dict(parameters).values()]
     devices = {weight.device.type for weight in weights}
-    options: dict[str, Any] = {"fused": devices <= {"cpu", "cuda"}}
+    options: Json = {"fused": devices <= {"cpu", "cuda"}}
     options["weight_decay"] = settings.weight_decay
     if optimizer is torch.optim.SGD:
         options |= {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}
@@ -137,45 +156,6 @@ def frozen_modules(model: nn.Module) -> list[nn.Module]:
         if flags and not any(flags):
             modules.append(module)
     return modules
-
-
-def scale_rates(
-    optimizer: torch.optim.Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    factors: Mapping[str, Any],
-) -> None:
-    """Multiply the learning rates of some parameters.
-
-    Each group of the optimizer is divided by factors. The schedule multiplies the rate of each.
-
-    Args:
-        optimizer: without a state yet.
-        parameters: by name.
-        factors: by patterns of names; of several that match, the last one counts.
-
-    Raises:
-        ArgumentError: a factor that is no number above 0, or a pattern that matches nothing.
-    """
-    factor_of: dict[nn.Parameter, float] = {}
-    for pattern, factor in factors.items():
-        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        if not is_number or factor <= 0:
-            raise ArgumentError(
-                "lr_scale", f"expected a number above 0 for {pattern}, got {factor!r}"
-            )
-        for name in matching_names("lr_scale", pattern, parameters):
-            factor_of[parameters[name]] = factor
-
-    groups = []
-    for group in optimizer.param_groups:
-        # The first group keeps the rate of the run, which is the one that is reported.
-        members: dict[float, list[nn.Parameter]] = {1.0: []}
-        for parameter in group["params"]:
-            members.setdefault(factor_of.get(parameter, 1.0), []).append(parameter)
-        for factor, subset in members.items():
-            if subset:
-                groups.append({**group, "params": subset, "lr": group["lr"] * factor})
-    optimizer.param_groups = groups
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,6 +12,7 @@ from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_kn
 from torchcaps.models import list_models
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
+from torchcaps.types import Json, Names, StrPath
 
 MODEL_SHIFT = 2  # pixels by which images are shifted where a model is trained by its name
 
@@ -31,9 +32,9 @@ class Row:
 
     name: str
     published: dict[str, str]
-    changes: dict[str, Any]
-    budgets: tuple[str, ...]
-    within: dict[str, dict[str, Any]]
+    changes: Json
+    budgets: Names
+    within: dict[str, Json]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class RunBudget:
     """
 
     cost: str
-    changes: dict[str, Any]
+    changes: Json
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Recipe:
     config: TrainConfig
     rows: tuple[Row, ...]
     budgets: dict[str, RunBudget]
-    measures: tuple[str, ...]
-    figures: tuple[str, ...]
+    measures: Names
+    figures: Names
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
         """The rows that are run within a budget.
@@ -113,7 +114,7 @@ class Recipe:
 RECIPES: Registry[Recipe] = Registry("recipe")
 
 
-def register_recipe(name: str, content: dict[str, Any], *, replace: bool = False) -> None:
+def register_recipe(name: str, content: Json, *, replace: bool = False) -> None:
     """Make a recipe known by a name, beside those that ship with the library.
 
     Args:
@@ -146,7 +147,7 @@ def _recipe_files() -> dict[str, Path]:
     return {path.stem: path for path in folder.glob("*.toml")}
 
 
-def load_recipe(name_or_path: str | Path) -> Recipe:
+def load_recipe(name_or_path: StrPath) -> Recipe:
     """Read a recipe by name, or from a `.toml` file.
 
     Args:
@@ -170,7 +171,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         return _parse_recipe(path.stem, tomllib.loads(read_text(path)))
 
 
-def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
+def resolve_recipe(recipe_or_config: StrPath | TrainConfig) -> TrainConfig:
     """The run that a name or a path stands for.
 
     Args:
@@ -196,7 +197,7 @@ def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
 
 
 def default_folder(
-    config: TrainConfig, recipe_or_config: str | Path | TrainConfig, resume: bool
+    config: TrainConfig, recipe_or_config: StrPath | TrainConfig, resume: bool
 ) -> Path:
     """The folder of a run that names none: `runs/NAME`, or `runs/NAME-2` and so on.
 
@@ -236,7 +237,7 @@ def _refusing(source: object) -> Iterator[None]:
         raise RunError(f"recipe {source}: {error}") from error
 
 
-def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
+def _parse_recipe(name: str, content: Json) -> Recipe:
     config = TrainConfig.from_dict(content["run"], "recipe")
     budgets = {
         key: RunBudget(budget["cost"], budget.get("run", {}))

@@ -1,7 +1,5 @@
 """A training run on disk, as it is read: configuration, metrics, figures."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -23,6 +21,7 @@ from torchcaps.training.files import (
     read_json,
     reading,
 )
+from torchcaps.types import Json, StrPath
 from torchcaps.words import duration, format_metric, in_words, numbers
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Run:
         (10, True)
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         self.model_path = self.path / MODEL_FILE
         self.checkpoint_path = self.path / "checkpoints" / LAST_FILE
@@ -68,7 +67,7 @@ class Run:
         return os.fspath(self.path)
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
+    def open(cls, path: StrPath) -> "Run":
         """An existing run.
 
         Args:
@@ -92,14 +91,14 @@ class Run:
             return TrainConfig.from_dict(read_json(file, FORMAT))
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Json:
         """Versions and hardware of the machine that started the run; empty if they are lost."""
         with suppress(OSError, ValueError, RecursionError):
             return read_json(self.path / ENVIRONMENT_FILE)
         return {}
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Json]:
         """All whole rows of the metrics, by "kind" and "step".
 
         A last line that a crash cut short is left out. Raises RunError if another is damaged.
@@ -115,7 +114,7 @@ class Run:
         return rows
 
     @property
-    def epochs(self) -> list[dict[str, Any]]:
+    def epochs(self) -> list[Json]:
         """The metrics of the epochs done so far. Errors as `rows`."""
         return [row for row in self.rows if row["kind"] == "epoch"]
 
@@ -157,7 +156,7 @@ class Run:
         return sum(row["images"] / row["images_per_second"] for row in epochs)
 
     @property
-    def figures(self) -> dict[str, Any] | None:
+    def figures(self) -> Json | None:
         """Figures of the test images in evaluation.json; None before they were evaluated.
 
         Raises RunError if it is damaged.
@@ -168,7 +167,7 @@ class Run:
         with reading(file, "evaluation", f"; write it anew with: torchcaps evaluate {self.path}"):
             return read_json(file)
 
-    def curves(self) -> Figure:
+    def curves(self) -> "Figure":
         """Loss and score over epochs; needs matplotlib.
 
         Parts of the loss that validation does not measure are left out.
@@ -204,7 +203,7 @@ class Run:
         )
 
 
-def is_run(path: str | Path) -> bool:
+def is_run(path: StrPath) -> bool:
     """Whether a folder holds a run, and not an exported model, whose config.json is another."""
     file = Path(path) / CONFIG_FILE
     with suppress(OSError, ValueError, RecursionError):

@@ -9,8 +9,6 @@ random generators to save. `step_seed` makes such a seed. What is chosen in the 
 different purposes has different *streams* of random numbers, whose names go into the seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +26,7 @@ from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
 from torchcaps.transfer import device_of, to_device
+from torchcaps.types import Tensors
 
 if TYPE_CHECKING:
     from torchcaps.tasks import Task
@@ -62,7 +61,7 @@ class DatasetBatches:
         config: has the seed, and the number of images of an epoch and of a batch.
     """
 
-    def __init__(self, images: Dataset, task: Task, config: TrainConfig) -> None:
+    def __init__(self, images: Dataset, task: "Task", config: TrainConfig) -> None:
         self.images = images
         self.task = task
         self.config = config
@@ -103,7 +102,7 @@ class DatasetBatches:
         [batch] = self.images.batches([rows], self._targets(), [self.generator])
         return batch.to(device)
 
-    def _targets(self) -> dict[str, Tensor]:
+    def _targets(self) -> Tensors:
         """The targets of the set that the task needs."""
         return select_targets(self.images, self.task.targets)
 

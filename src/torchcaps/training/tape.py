@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchcaps.transfer import send, tape
+from torchcaps.types import Json
 
 
 class Place(int):
@@ -41,7 +42,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.tensors = list(tensors)
         self.expected = expected
-        self.operations: list[tuple[Any, Any, dict[str, Any]]] = []
+        self.operations: list[tuple[Any, Any, Json]] = []
         self.sent: list[Any] = []
         self.copies: list[Tensor] = []
 

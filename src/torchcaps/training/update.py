@@ -27,6 +27,7 @@ from torchcaps.training.optimizers import create_optimizer, freeze_parameters, f
 from torchcaps.training.sampling import DROPOUT, step_seed
 from torchcaps.training.schedules import set_learning_rates
 from torchcaps.transfer import device_of, tape, widen
+from torchcaps.types import Tensors
 
 
 class WeightAverage:
@@ -55,7 +56,7 @@ class WeightAverage:
         self.model = model
         self.decay = decay
         self.weights = copy_state(model)
-        self.trained: dict[str, Tensor] = {}
+        self.trained: Tensors = {}
 
     def share(self, num_updates: int) -> float:
         """Part of the newest weights in the average.
@@ -178,9 +179,7 @@ class Updater:
         """A context in which the model has the averaged weights, where there is an average."""
         return self.average.applied() if self.average else nullcontext()
 
-    def compute_gradients(
-        self, batch: Batch, fraction_trained: float | Tensor
-    ) -> dict[str, Tensor]:
+    def compute_gradients(self, batch: Batch, fraction_trained: float | Tensor) -> Tensors:
         """Compute losses and gradients of this rank's samples of a batch.
 
         Args:
@@ -218,13 +217,10 @@ class Updater:
                 self.precision in AUTOCAST,
                 cache_enabled=False,
             )
-            dropout: AbstractContextManager[Any] = nullcontext()
-            if self.dropout is not None:
-                dropout = use_generator(self.dropout)
+            dropout: Any = use_generator(self.dropout) if self.dropout else nullcontext()
             # The ranks exchange the sums of all parts, with the last one.
-            sync: AbstractContextManager[Any] = nullcontext()
-            if number < len(parts) and self.ranks.world_size > 1:
-                sync = self.training_step.no_sync()
+            is_early = number < len(parts) and self.ranks.world_size > 1
+            sync: Any = self.training_step.no_sync() if is_early else nullcontext()
             with sync:
                 with dropout, autocast, exclude_padding_rows(part_size):
                     losses = self.training_step(part, fraction_trained)
@@ -284,7 +280,7 @@ def take_rows(batch: Any, rows: slice) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
 
 
-def join_losses(parts: list[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]:
+def join_losses(parts: list[tuple[Tensors, int]]) -> Tensors:
     """The losses of a batch by those of its parts: weighted means of numbers, rows one by one.
 
     Args:

@@ -136,7 +136,14 @@ def register_augmentation(
     """
 
     def register(function: Change) -> Change:
-        _check_settings(name, settings)
+        for field in fields(settings):
+            if "about" not in field.metadata:  # `setting` stores its help there
+                raise ArgumentError("settings", f"expected {field.name} to be made by `setting`")
+            for rival in AUGMENTATIONS.registered():
+                if field.name in rival.settings.__dataclass_fields__ and rival.name != name:
+                    problem = f"{field.name!r} is one of {rival.name}; expected another name"
+                    raise ArgumentError("settings", problem)
+        get_type_hints(settings)  # raises NameError here for a type that is not known
         augmentation = Augmentation(
             name, function, settings, tuple(moves), order, tuple(parameters)
         )
@@ -144,18 +151,6 @@ def register_augmentation(
         return function
 
     return register
-
-
-def _check_settings(name: str, settings: type[Any]) -> None:
-    """Raise ArgumentError unless all fields are made by `setting` and belong to no other name."""
-    for field in fields(settings):
-        if "about" not in field.metadata:  # `setting` stores its help there
-            raise ArgumentError("settings", f"expected {field.name} to be made by `setting`")
-        for rival in AUGMENTATIONS.registered():
-            if field.name in rival.settings.__dataclass_fields__ and rival.name != name:
-                problem = f"{field.name!r} is one of {rival.name}; expected another name"
-                raise ArgumentError("settings", problem)
-    get_type_hints(settings)  # raises NameError here for a type that is not known
 
 
 def ordered_augmentations() -> list[Augmentation]:

@@ -12,6 +12,7 @@ from torchcaps.data.images import natural_key
 from torchcaps.data.mat import label_arrays, read_mat
 from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
+from torchcaps.types import StrPath
 
 SIDE = 40
 FOLDERS = {"train": "training_and_validation_batches", "test": "test_batches"}
@@ -26,7 +27,7 @@ def _find_files(folder: Path, split: str) -> list[Path]:
     return []
 
 
-def read_affnist(path: str | Path, name: str = "affnist") -> Dataset:
+def read_affnist(path: StrPath, name: str = "affnist") -> Dataset:
     """Read a `.mat` file with a struct `affNISTdata`.
 
     Args:

@@ -16,6 +16,7 @@ from torchcaps.data.folder import read_folder
 from torchcaps.data.reading import read_bytes
 from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
+from torchcaps.types import StrPath
 
 RECORD = 1 + 3 * 32 * 32  # bytes
 PATTERNS = {"train": "data_batch_[0-9].bin", "test": "test_batch.bin"}
@@ -24,7 +25,7 @@ JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = published_set("cifar10")
 
 
-def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> Dataset:
+def read_cifar(folder: StrPath, split: str = "train", name: str = "cifar10") -> Dataset:
     """Read the batches `data_batch_*.bin` or `test_batch.bin` of the binary version.
 
     Args:

@@ -18,6 +18,7 @@ from torchcaps.data.entries import Entry, read_entries
 from torchcaps.data.reading import csv_rows
 from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
+from torchcaps.types import StrPath
 
 SIDE = 32  # pixels that images are resized to
 TRAINING = ("Final_Training/Images", "Training", "Train", "")
@@ -35,7 +36,7 @@ def _find_base(folder: Path) -> Path | None:
     return next(filter(_class_tables, (folder, folder / "GTSRB")), None)
 
 
-def read_gtsrb(folder: str | Path, request: ReadRequest, name: str = "gtsrb") -> Dataset:
+def read_gtsrb(folder: StrPath, request: ReadRequest, name: str = "gtsrb") -> Dataset:
     """Read one split of GTSRB.
 
     Without a test table, whole tracks of the training images, 20 % of each class, are the test

@@ -5,8 +5,6 @@ sets are made on reading from the set of single images. Those with masks are the
 then stay the same in training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +24,7 @@ from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
+from torchcaps.types import Tensors
 
 Indices = Int64[Tensor, " batch"]
 
@@ -113,7 +112,7 @@ class PairMaker(Maker):
         inputs = fit_images(composites, images.img_size, images.in_chans)
         return Batch(to_float(inputs), targets, indices)
 
-    def pair_labels(self, pairs: Int64[Tensor, "batch 2"]) -> dict[str, Tensor]:
+    def pair_labels(self, pairs: Int64[Tensor, "batch 2"]) -> Tensors:
         """The targets "labels" and "single_label" of pairs of images.
 
         Args:
@@ -139,7 +138,7 @@ class PairMaker(Maker):
         )
         return train, val
 
-    def to(self, device: torch.device | str) -> PairMaker:
+    def to(self, device: torch.device | str) -> "PairMaker":
         return PairMaker(self.source.to(device), self.max_shift, self.pad, self.seed)
 
     def singles(

@@ -242,16 +242,16 @@ def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
 
 
-def _make_placed(source: Dataset, split: str) -> Dataset:
-    """Placed digits, both to train and to test on."""
-    return placed(source, seed=int(split == "test"))
-
-
-def _make_affine(source: Dataset, split: str) -> Dataset:
-    """Placed digits to train on, transformed ones to test on."""
-    return affine_copies(source, COPIES, seed=1) if split == "test" else placed(source)
-
-
 for _base in (MNIST, DIGITS):
-    register_derived(_base, _make_placed, **set_facts(f"placed-{_base.name}"))
-    register_derived(_base, _make_affine, **set_facts(f"affine-{_base.name}"))
+    register_derived(
+        _base,
+        lambda source, split: placed(source, seed=int(split == "test")),
+        **set_facts(f"placed-{_base.name}"),
+    )
+    register_derived(  # placed digits to train on, transformed ones to test on
+        _base,
+        lambda source, split: (
+            affine_copies(source, COPIES, seed=1) if split == "test" else placed(source)
+        ),
+        **set_facts(f"affine-{_base.name}"),
+    )

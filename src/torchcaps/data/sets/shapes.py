@@ -1,7 +1,6 @@
 """Rendered discs, squares and triangles that overlap, with masks; only outlines tell them apart."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torchcaps.data.masks import masked_set
 from torchcaps.data.reading import open_arrays
 from torchcaps.data.sources import Rendering, published_set, writing
 from torchcaps.errors import check_positive, check_range
+from torchcaps.types import Json
 
 FINE = 3  # rays of a pixel along each axis
 NOISE = 12  # standard deviation, of 255
@@ -113,7 +113,7 @@ def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
     Raises:
         DataError: where the file cannot be written.
     """
-    arrays: dict[str, Any] = {}
+    arrays: Json = {}
     for seed, split in enumerate(SPLITS):
         count = getattr(INFO, split)
         shapes = render_shapes(count, seed=seed)

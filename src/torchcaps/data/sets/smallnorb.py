@@ -28,6 +28,7 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.reading import open_file, plain_or_packed, to_array
 from torchcaps.data.sources import published_set
 from torchcaps.errors import ArgumentError, DataError, check_known
+from torchcaps.types import StrPath
 
 DTYPES: dict[int, np.dtype[Any]] = {
     0x1E3D4C51: np.dtype("<f4"),
@@ -51,7 +52,7 @@ FAMILIAR = {"azimuth": (30, 32, 34, 0, 2, 4), "elevation": (0, 1, 2)}
 INFO = published_set("smallnorb")
 
 
-def read_matrix(path: str | Path) -> np.ndarray:
+def read_matrix(path: StrPath) -> np.ndarray:
     """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
 
     Args:
@@ -101,7 +102,7 @@ def _holds(folder: Path, stem: str = ANY) -> bool:
 
 
 def read_norb(
-    folder: str | Path,
+    folder: StrPath,
     split: str = "train",
     *,
     eyes: str = "both",

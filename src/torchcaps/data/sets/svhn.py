@@ -11,11 +11,12 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.mat import label_arrays, read_mat
 from torchcaps.data.sources import published_set
 from torchcaps.errors import DataError
+from torchcaps.types import StrPath
 
 INFO = published_set("svhn")
 
 
-def read_svhn(path: str | Path, name: str = "svhn") -> Dataset:
+def read_svhn(path: StrPath, name: str = "svhn") -> Dataset:
     """Read one `*_32x32.mat`.
 
     Args:

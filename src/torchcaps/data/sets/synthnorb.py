@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +22,14 @@ from torchcaps.data.sets.smallnorb import (
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.data.synthnorb.solids import JITTER, LAMPS, NUM_TOYS, Body, make_toy, photograph
 from torchcaps.errors import check_known, check_range
+from torchcaps.types import Json
 
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
 ELEVATIONS = range(9)
 AZIMUTHS = range(0, 36, 2)
 LIGHTINGS = range(len(LAMPS))
 # Of synthtoys: elevations of 35°, 50° and 65°.
-SYNTHTOYS: dict[str, Any] = {
+SYNTHTOYS: Json = {
     "elevations": (1, 4, 7),
     "lightings": (0, 3),
     "size": 40,

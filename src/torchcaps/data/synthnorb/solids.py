@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-BALL = 0
-BLOCK = 1
-CONE = 2
+KINDS = BALL, BLOCK, CONE = range(3)
 
 NUM_TOYS = 10  # of each category
 JITTER = 0.06  # largest change of a proportion by the seed, as a fraction
@@ -152,13 +150,13 @@ class Body:
         frame_origin = -(self.inverse @ self.center.unsqueeze(-1)).movedim(1, 0)
         start = torch.baddbmm(frame_origin, rows, origins.T.expand(3, -1, -1))
 
-        counts = self.kinds.bincount(minlength=len(INTERSECTIONS)).tolist()
+        counts = self.kinds.bincount(minlength=len(KINDS)).tolist()
         starts = start.split(counts, dim=1)
         alongs = along.T.unsqueeze(-1).split(counts, dim=1)
         tops = self.top.unsqueeze(-1).split(counts)
         distances = []
-        for intersect, *rays in zip(INTERSECTIONS, starts, alongs, tops, strict=True):
-            distances.append(torch.stack(intersect(*rays)))
+        for rays in zip(KINDS, starts, alongs, tops, strict=True):
+            distances.append(torch.stack(_intersect(*rays)))
         enter, leave = torch.cat(distances, dim=1)
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
@@ -190,40 +188,29 @@ class Body:
         return normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
 
 
-def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> Interval:
-    """Where |start + t along|² < 1: both ends of the interval of t.
+def _intersect(kind: int, start: Tensor, along: Tensor, top: Tensor) -> Interval:
+    """Where rays start + t along are inside of unit solids: both ends of the intervals of t.
 
     Args:
-        start: `[3, solids, rays]`, of the rays in the frames of the solids.
-        along: `[3, solids, 1]`, their direction there.
-    """
-    # A quadratic inequality in t: a t² + 2 b t + c < 0.
-    a = (along * along).sum(dim=0)
-    b = (start * along).sum(dim=0)
-    c = (start * start).sum(dim=0) - 1
-    middle = -b / a
-    discriminant = middle * middle - c / a  # below 0: the ray passes by
-    root = discriminant.clamp(min=0).sqrt()
-    return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
-
-
-def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> Interval:
-    """Where every coordinate of start + t along is between -1 and 1; arguments as of the ball."""
-    middle = -start / along
-    half = 1 / along.abs()
-    return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
-
-
-def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> Interval:
-    """Between the two lids, the ray is inside where x² + y² < (radius at z)².
-
-    This is a quadratic inequality in the distance, a t² + 2 b t + c < 0.
-
-    Args:
+        kind: of the solids.
         start: `[3, solids, rays]`, of the rays in the frames of the solids.
         along: `[3, solids, 1]`, their direction there.
         top: `[solids, 1]`, as of `Solid`.
     """
+    if kind == BALL:
+        # |start + t along|² < 1, a quadratic inequality in t: a t² + 2 b t + c < 0.
+        a = (along * along).sum(dim=0)
+        b = (start * along).sum(dim=0)
+        c = (start * start).sum(dim=0) - 1
+        middle = -b / a
+        discriminant = middle * middle - c / a  # below 0: the ray passes by
+        root = discriminant.clamp(min=0).sqrt()
+        return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
+    if kind == BLOCK:  # every coordinate is between -1 and 1
+        middle = -start / along
+        half = 1 / along.abs()
+        return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
+    # Between the lids of a cone: x² + y² < (radius at z)², again a quadratic inequality in t.
     x, y, z = start
     u, v, w = along
     middle = -z / w
@@ -260,9 +247,6 @@ def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> Interval:
         torch.where(is_steep, steep_enter, slant_enter),
         torch.where(is_steep, steep_leave, slant_leave),
     )
-
-
-INTERSECTIONS = (_intersect_ball, _intersect_block, _intersect_cone)  # by kind
 
 
 SHAPES: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
