@@ -19,7 +19,7 @@ from claims.sets.faces import (
     PART,
     SIDE,
 )
-from torchcaps.exporting.network import WRITERS, Network, describe_network
+from torchcaps.exporting.network import Network, describe_module, describe_network
 from torchcaps.exporting.page import SMALL, Content, assemble
 from torchcaps.models.notebook import parameter_count
 from torchcaps.training.files import atomic
@@ -103,7 +103,7 @@ def describe_cnn(model: Any) -> Network:
             continue
         if isinstance(module, nn.Linear):
             module = _as_convolution(module)
-        network.layers += WRITERS[type(module)](network, module)
+        network.layers += describe_module(network, module)
     network.layers.append({"op": "softmax"})
     return network
 

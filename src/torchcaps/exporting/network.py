@@ -102,7 +102,7 @@ def describe_network(model: nn.Module) -> Network:
         raise _refusal(model_metadata(model).name or type(model).__name__)
     modules.append(model.class_capsules)
     for module in modules:
-        network.layers += _describe_module(network, module)
+        network.layers += describe_module(network, module)
     for layer in network.layers[:-1]:
         layer["between"] = layer["op"] == "route"
     if model.decoder is not None:
@@ -120,13 +120,13 @@ def _refusal(name: str) -> ExportError:
     return ExportError(f"model: expected one of those that a page carries ({CARRIED}), got {name}")
 
 
-def _describe_module(network: Network, module: Any) -> list[Layer]:
+def describe_module(network: Network, module: Any) -> list[Layer]:
     """A module as layers, whose tensors the network keeps."""
     keep = network.keep
     kind = type(module)
     if kind is PrimaryCaps:
         group = {"op": "group", "dim": module.dim, "by": module.grouping, "squash": "squash"}
-        return [*_describe_module(network, module.conv), group]
+        return [*describe_module(network, module.conv), group]
     if kind is WholeMapConv2d:
         weight = keep(module.weight[:, 0])
         layer: Layer = {"op": "weigh", "weight": weight, "bias": keep(module.bias)}
