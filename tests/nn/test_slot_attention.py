@@ -10,7 +10,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.functional import DenseVotes
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import RoutingContext, Votes
 from torchcaps.nn import RoutedLayer, SharedVotes, create_router
 from torchcaps.nn.routers import Router
 from torchcaps.nn.slot_attention import mean_weights
@@ -269,8 +269,8 @@ class Depletion(Router):
             evidence.append(evidence[-1] * (1 - share**self.power))
         coupling = torch.stack(shares, dim=-1)
         pose = votes.weighted(coupling)
-        extras = {"evidence": torch.stack(evidence, dim=-1)}
-        return Routed(pose, torch.ones_like(pose[..., 0]), coupling).with_extras(**extras)
+        votes.context.record(evidence=torch.stack(evidence, dim=-1))
+        return Routed(pose, torch.ones_like(pose[..., 0]), coupling)
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,12 @@ class Depletion(Router):
 def test_a_router_that_depletes_its_children_reports_its_own_couplings(power, left, later):
     logits = doubles([[0.7, 0.2, 0.1], [1, 1, 1]]).log().mT.unsqueeze(0)
     votes = torch.randn(1, 3, 2, 4, generator=seeded(0), dtype=torch.float64)
-    routed = Depletion(power)(DenseVotes(votes, torch.ones(1, 3).double(), logits))
+    context = RoutingContext(extras={})
+    votes_of_all = DenseVotes(votes, torch.ones(1, 3).double(), logits)
+    routed = Depletion(power)(votes_of_all, context=context)
     assert_near(routed.coupling[0].mT, [[0.7, 0.2, 0.1], later])
-    assert_near(routed.extras["evidence"][0, :, 1], left)
-    assert (routed.extras["evidence"].diff(dim=-1) < 0).all()
+    assert_near(context.extras["evidence"][0, :, 1], left)
+    assert (context.extras["evidence"].diff(dim=-1) < 0).all()
     torch.testing.assert_close(
         routed.pose[0, 1], votes[0, :, 1].mT @ doubles(later), atol=1e-5, rtol=0
     )
