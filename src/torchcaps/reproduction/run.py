@@ -8,8 +8,7 @@ from typing import Any
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_positive
 from torchcaps.models.notebook import parameter_count
-from torchcaps.reporting import EvaluatedRun, evaluate
-from torchcaps.reporting.evaluated import evaluate_run
+from torchcaps.reporting import EvaluatedRun, evaluate, open_task
 from torchcaps.reproduction.measures import MEASURES
 from torchcaps.reproduction.table import RESULT_FILE, Result, Results
 from torchcaps.settings import OPEN, known_settings
@@ -144,8 +143,9 @@ def measure_run(
         UnknownNameError: the recipe names a measure that is not registered.
     """
     options: Any = {"root": config.data.root, "device": config.training.device}
-    evaluate(run, output=run.path, **options)
-    evaluated = evaluate_run(run, **options)
+    evaluation = evaluate(run, output=run.path, **options)
+    task, images = open_task(run, **options)
+    evaluated = EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
     machine = run.environment
     seed = run.config.training.seed
     speeds = [epoch["images_per_second"] for epoch in run.epochs]
@@ -155,7 +155,7 @@ def measure_run(
         row=row.name,
         budget=budget,
         seed=seed,
-        figures=evaluated.evaluation.to_dict(),
+        figures=evaluation.to_dict(),
         shown=list(recipe.figures),
         published=row.published,
         parameters=parameter_count(evaluated.model),
