@@ -10,6 +10,7 @@ layer by their mean norm in the batch. No paper does so. It shows what short cap
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,10 @@ BATCH = 16
 WARMUP = 20  # steps in which the rate rises
 CORNERS = 3
 REACH = 0.778  # share of a triangle's radius from its center to a side
-OPTIONS = {"segcaps": {"dim": 4, "decoder": False}, "unet_matched": {"channels": 14, "levels": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "segcaps": {"dim": 4, "decoder": False},
+    "unet_matched": {"channels": 14, "levels": 3},
+}
 
 
 def render_scene(random: np.random.RandomState, both_contrasts: bool) -> tuple[np.ndarray, ...]:

@@ -48,6 +48,6 @@ def test_a_record_fits_the_sources(fault):
 
 
 def test_there_are_faults_of_each_package():
-    packages = {fault.path.split("/")[2] for fault in FAULTS}
+    packages = {fault.path.removeprefix("src/torchcaps/").split("/")[0] for fault in FAULTS}
     assert packages >= {"functional", "nn", "models", "data", "tasks", "training", "evaluation"}
     assert packages >= {"explorer", "cli"}

@@ -266,9 +266,9 @@ def parse(
     words = list(map(_normalize, words[1:]))
     # Import plug-ins and the modules that a command line names; they may add flags.
     plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
-    for name in find_values("--import", words):
+    for module in find_values("--import", words):
         try:
-            plugins.import_module(name)
+            plugins.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"--import {error}") from error
     command = commands[name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, cast
@@ -31,6 +32,11 @@ class Handler(BaseHTTPRequestHandler):
         self.html = html
         self.models = models
         super().__init__(*arguments)
+
+    def handle(self) -> None:
+        """Answer requests until the browser goes away."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         """The page, and nothing else."""
