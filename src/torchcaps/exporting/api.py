@@ -22,7 +22,8 @@ from torchcaps.training.run import is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
 
 FORMAT = 1  # of the metadata
-BATCH_SIZES = (64, 32, 3, 1)  # of 100 images that a file is checked with
+BATCH_SIZES = (64, 3, 1)  # of images that a file is checked with
+RUN_BATCH_SIZES = (*BATCH_SIZES, 32)  # of 100 test images of a run
 MOST_PIXELS = 128**2  # of images of which 64 fit in memory where each pixel has capsules
 FEW_BATCH_SIZES = (4, 3, 1)
 TOLERANCE = 1e-5  # of outputs
@@ -87,10 +88,11 @@ def export(
     of pixels, maps. Its metadata has the names of the classes, the preprocessing, and the
     calibration of the run: see docs/export.md.
 
-    A file is checked before it gets its name, in batches of 1, 3, 32 and 64: it must answer as the
+    A file is checked before it gets its name, in batches of 1, 3 and 64: it must answer as the
     model does, within 1e-5, or, where the model itself is less exact than that, within four times
     its rounding errors. It is checked with 100 test images of a run; of a model without a run,
-    with random ones. Of a model of pixels with images above 128x128, 8 images in batches up to 4.
+    with 68 random ones. Of a model of pixels with images above 128x128, 8 images in batches up
+    to 4.
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
@@ -178,8 +180,11 @@ def _check_images(
     if shape is None:
         raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
     is_large = spec_of(model).is_dense and math.prod(shape[1:]) > MOST_PIXELS
-    sizes = FEW_BATCH_SIZES if is_large else BATCH_SIZES
-    if not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run)):
+    has_data = not isinstance(model_or_run, nn.Module) and is_run(Path(model_or_run))
+    sizes = RUN_BATCH_SIZES if has_data else BATCH_SIZES
+    if is_large:
+        sizes = FEW_BATCH_SIZES
+    if has_data:
         _, data = open_task(model_or_run, root=root, device="cpu")
         spread = torch.linspace(0, len(data) - 1, min(sum(sizes), len(data))).long()
         images = data.float_images(spread)
