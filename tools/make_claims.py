@@ -33,6 +33,7 @@ CODE = re.compile(r"`[^`]+`")
 
 # A picture, in pixels: names to the left, then the scale.
 LABELS = 300
+LETTER = 7  # the most that one takes
 SCALE = 360
 MARGIN = 50
 ROW = 22
@@ -297,12 +298,15 @@ def picture(row: dict[str, Any]) -> str:
     note = "dashed: half the published effect (◇); an interval below it refutes"
     parts.append(label(str(LABELS + SCALE), y + ROW + 36, note, QUIET, "end"))
 
-    width = LABELS + SCALE + MARGIN
+    longest = max(len(f"{network} ({arm})") for arm, network, _, _ in arms)
+    left = min(0, LABELS - 14 - LETTER * longest)
+    width = LABELS + SCALE + MARGIN - left
     height = y + ROW + 50
-    frame = f'<rect width="{width}" height="{height:g}" rx="6" fill="#ffffff"/>'
+    frame = f'<rect x="{left}" width="{width}" height="{height:g}" rx="6" fill="#ffffff"/>'
     about = f"{escape(row['claim'])} {row['verdict']}: {effect_of(row)}"
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left} 0 {width} {height:g}" '
+        f'width="{width}" '
         f'font-family="system-ui, sans-serif" font-size="13" role="img"><title>{about}</title>'
     )
     return "\n".join((head, frame, *parts, "</svg>")) + "\n"
