@@ -50,6 +50,37 @@ def test_margins_are_arguments():
     assert loss.item() == pytest.approx(0.01 + 2 * 0.04, rel=1e-5)
 
 
+@pytest.mark.parametrize("labels", [torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [0, 1, 0]])])
+def test_a_training_with_saturated_capsules_is_warned(labels):
+    lengths = torch.full((2, 3), 0.95, requires_grad=True)
+    with pytest.warns(UserWarning, match="margin_loss: .* saturated .*create_schedule"):
+        loss = margin_loss(lengths, labels)
+    loss.backward()
+    assert lengths.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "labels"),
+    [
+        ([[0.95, 0.8, 0.9]], [2]),  # not yet all
+        ([[1.0, 1.0, 1.0], [1.0, 0.9, 1.0]], [[1, 1, 1], [1, 1, 1]]),  # each class is present
+        ([[1.0] * 19 + [0.1]], [[1] * 19 + [0]]),  # the one that is absent is short
+    ],
+)
+def test_long_capsules_of_present_classes_are_no_reason_to_warn(lengths, labels):
+    margin_loss(torch.tensor(lengths, requires_grad=True), torch.tensor(labels))
+
+
+def test_evaluation_transforms_and_compilation_do_not_warn():
+    lengths = torch.full((2, 3), 0.95)
+    labels = torch.tensor([0, 1])
+    margin_loss(lengths, labels)
+    row = torch.func.vmap(torch.func.grad(lambda x, y: margin_loss(x[None], y[None])))
+    row(lengths, labels)
+    compiled = torch.compile(margin_loss, backend="eager", fullgraph=True)
+    compiled(lengths.requires_grad_(), labels)
+
+
 def test_spread_by_hand():
     activation = torch.tensor([[0.6, 0.5, 0.1], [0.2, 0.9, 0.8]])
     loss = spread_loss(activation, torch.tensor([0, 1]), 0.2)

@@ -3,13 +3,17 @@
 Activations are lengths in [0, 1], not logits.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_shape
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.squash import full_precision, is_transforming
+
+SATURATED = 0.9  # the mean length: no network that tells classes apart reaches it
 
 
 def margin_loss(
@@ -22,7 +26,8 @@ def margin_loss(
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
     |v_k| is the length of the capsule of class k, and T_k is 1 if the class is present, else 0, or
-    a share between them.
+    a share between them. It warns where absent classes have a mean length above 0.9 in a training
+    on a CPU: such capsules hardly learn.
 
     Source: arXiv 1710.09829, equation 4. Known values with ten classes: 0.81 when every length is 0
     (dead), 3.645 when every length is 1 (saturated), 0.5236 for the best constant length.
@@ -41,6 +46,24 @@ def margin_loss(
     Raises:
         ArgumentError: shapes that do not fit.
     """
+    if _is_saturated(activation, labels):
+        warnings.warn(
+            "margin_loss: expected short capsules for absent classes, got a mean length above "
+            f"{SATURATED}: they are saturated and hardly learn; begin with a lower learning rate, "
+            "as torchcaps.training.defaults.create_schedule does, or clip the gradient",
+            stacklevel=2,
+        )
+    return margin_penalty(activation, labels, present, absent, down_weight)
+
+
+def margin_penalty(
+    activation: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Tensor,
+    present: float = 0.9,
+    absent: float = 0.1,
+    down_weight: float = 0.5,
+) -> Float[Tensor, ""]:
+    """Margin loss without a warning, for trainings that restart saturated networks themselves."""
     lengths = full_precision(activation)
     targets = _make_targets(lengths, labels)  # T
     if targets.is_floating_point():
@@ -53,6 +76,22 @@ def margin_loss(
     counts = (lengths < limits) == targets  # on one side of its limit only
     squares = F.mse_loss(lengths, limits, reduction="none")
     return (weights * counts * squares).sum(dim=1).mean()
+
+
+def _is_saturated(activation: Tensor, labels: Tensor) -> bool:
+    """Whether absent classes of a training on a CPU, step by step, have lengths of nearly 1."""
+    if (
+        not activation.requires_grad
+        or type(activation) is not Tensor  # fake, or of a trace
+        or activation.device.type != "cpu"  # a GPU would have to be waited for
+        or torch.compiler.is_compiling()
+        or is_transforming()
+        or activation.detach().mean() <= SATURATED
+    ):
+        return False
+    lengths = activation.detach()
+    absent = 1 - _make_targets(lengths, labels).to(lengths.dtype)
+    return bool((lengths * absent).sum() > SATURATED * absent.sum())
 
 
 def spread_loss(

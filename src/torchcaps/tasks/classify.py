@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.data.classes import class_counts
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.functional import margin_loss, spread_loss
+from torchcaps.functional import spread_loss
+from torchcaps.functional.losses import margin_penalty
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings
@@ -96,14 +97,14 @@ def cross_entropy(
 @LOSSES.register()
 def margin(scores: Scores, targets: Tensor, *_: Any) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
-    return margin_loss(scores.activation, _without_shares(targets))
+    return margin_penalty(scores.activation, _without_shares(targets))
 
 
 @LOSSES.register()
 def two_margins(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
     margins = {} if fraction_trained < 0.5 else HARD
-    return margin_loss(scores.activation, _without_shares(targets), **margins)
+    return margin_penalty(scores.activation, _without_shares(targets), **margins)
 
 
 def _without_shares(targets: Tensor) -> Tensor:
@@ -293,7 +294,7 @@ class Classify(Task):
         labels = outputs["labels"]
         sentences = []
         if self._has_lengths:
-            loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
+            loss = margin_penalty(activation, self._targets(labels, activation.shape[1])).item()
             sentences = collapse_warnings(activation, labels, loss)
         # A small class may need half of the training until it is predicted.
         if fraction_trained > 0.5:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from torchcaps.data.classes import class_counts
 from torchcaps.evaluation.accuracy.multilabel import predicted_classes
+from torchcaps.functional.losses import SATURATED
 from torchcaps.words import join_names
 
 DEAD = 0.05  # the largest length
-SATURATED = 0.9  # the mean length
 CONSTANT = 0.01  # the range of a length
 # What brought such networks to learn where it was tried; see docs/decisions.md.
 DEAD_ADVICE = "train longer, or switch the bias on where the model has none (option bias=true)"

@@ -67,13 +67,13 @@ def test_starvation_by_hand(monkeypatch):
     arguments = (model, poses, torch.tensor([0, 0]))
     # s = u_1 + u_2, and |squash(s)| = s^2 / (1 + s^2), whose slope is 2 s / (1 + s^2)^2.
     slope = 2 * 0.8 / (1 + 0.64) ** 2
-    monkeypatch.setattr(health, "margin_loss", lambda a, _: a[:, 0].mean())
+    monkeypatch.setattr(health, "margin_penalty", lambda a, _: a[:, 0].mean())
     for batch_size in (1, 2):
         monkeypatch.setattr(health, "ROUTED_BATCH", batch_size)
         figures = starvation(*arguments)["layers.0"]
         assert figures.starved == pytest.approx(1 / 3)
         assert figures.median == pytest.approx(slope, rel=1e-4)
-    monkeypatch.setattr(health, "margin_loss", lambda a, _: 0 * a.mean())
+    monkeypatch.setattr(health, "margin_penalty", lambda a, _: 0 * a.mean())
     flat = starvation(*arguments)["layers.0"]
     assert flat.starved == 1
     assert "No gradient" in flat.verdict

@@ -37,7 +37,7 @@ from torchcaps.evaluation.base import (
     right_answers,
 )
 from torchcaps.evaluation.routing.layers import swapped_routers
-from torchcaps.functional import margin_loss
+from torchcaps.functional.losses import margin_penalty
 from torchcaps.nn import Router
 
 EDGE = 1e-6  # keeps lengths and pixels off 0 and 1, where logit and atanh would be infinite
@@ -64,7 +64,7 @@ def full_margin_loss(
     Returns:
         The mean over the batch.
     """
-    return margin_loss(activation, labels, present=1.0, absent=0.0)
+    return margin_penalty(activation, labels, present=1.0, absent=0.0)
 
 
 def fgsm(

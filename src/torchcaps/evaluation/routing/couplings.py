@@ -37,7 +37,7 @@ from torchcaps.evaluation.base import (
     proportion,
 )
 from torchcaps.evaluation.routing.layers import ROUTED_BATCH, children_of
-from torchcaps.functional import margin_loss
+from torchcaps.functional.losses import margin_penalty
 from torchcaps.nn import RoutingTrace
 from torchcaps.transfer import widen
 from torchcaps.types import Capsules
@@ -425,7 +425,7 @@ def starvation(model: nn.Module, images: Images, labels: Labels) -> dict[str, St
         for batch, true in batches(model, images, labels, batch_size=ROUTED_BATCH):
             with torch.enable_grad(), children_of(model) as children:
                 x = batch.detach().clone().requires_grad_()
-                objective = margin_loss(model(x), true)
+                objective = margin_penalty(model(x), true)
                 poses = [capsules.pose for capsules in children.values()]
                 gradients = torch.autograd.grad(objective, poses, materialize_grads=True)
             for name, gradient in zip(children, gradients, strict=True):
