@@ -12,7 +12,7 @@ from torchcaps.data import Dataset, load_dataset
 from torchcaps.data.form import measure_form
 from torchcaps.evaluation import HeldOutCalibration, calibrate, reconstruction_distances
 from torchcaps.evaluation.base import image_activations
-from torchcaps.training import Interrupted, Run, TrainConfig, load, train
+from torchcaps.training import Interrupted, Run, StopWhen, TrainConfig, load, train
 from torchcaps.training.calibration import preprocessing
 from torchcaps.training.sampling import split
 from torchcaps.types import model_metadata
@@ -68,8 +68,16 @@ def test_images_of_another_kind_have_no_form(trained):
 
 
 def test_a_run_that_is_not_finished_has_none(bars, tmp_path):
+    evaluated = []  # a stopped training ends at once
+
+    class Watched(StopWhen):
+        def on_end(self, trainer):
+            trainer.model.primary.register_forward_hook(lambda *_: evaluated.append(True))
+
+    stopped = stop_after(4)
     with pytest.raises(Interrupted):
-        train(tiny(bars), tmp_path / "run", callbacks=[stop_after(4)])
+        train(tiny(bars), tmp_path / "run", callbacks=[Watched(stopped.condition)])
+    assert evaluated == []
     assert (tmp_path / "run" / "model.safetensors").exists()
     assert kept(tmp_path / "run") is None
     (tmp_path / "run" / "calibration.json").write_text("of a training before")

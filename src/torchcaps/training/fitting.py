@@ -169,18 +169,19 @@ def fit(
 def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     """What a model was trained for, for `predict`, `evaluate` and `save`."""
     task = trainer.task
-    calibration = training.calibration
+    calibration = trainer.calibration
+    if trainer.checkpoint is None:  # a run folder makes that of a finished training alone
+        calibration = training.calibration.calibration_of(task, trainer.val_images)
     network = find_network(model)
     img_size = network.img_size if "size" in images.targets else images.img_size
+    preprocess = training.calibration.preprocessing(images, trainer.config.data.crop)
     set_model_metadata(
         model,
         classes=images.classes if task.labeled else (),
-        preprocess=replace(
-            calibration.preprocessing(images, trainer.config.data.crop), img_size=img_size
-        ),
+        preprocess=replace(preprocess, img_size=img_size),
         task=task.name,
         spec=task.spec,
-        calibration=trainer.calibration or calibration.calibration_of(task, trainer.val_images),
+        calibration=calibration,
     )
 
 
