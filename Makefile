@@ -52,7 +52,7 @@ test: $(INSTALLED)
 	$(MAKE) -j 2 pytest lint docs
 
 pytest: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(INSTALLED) browser
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -7,6 +7,17 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Files that take half a minute begin first, so that no worker waits for another one at the end.
+LONG_FILES = (
+    "test_fake_gpu.py",
+    "test_export.py",
+    "test_processes.py",
+    "test_head_audit.py",
+    "test_campaign.py",
+    "test_recipes.py",
+    "test_own_system.py",
+    "test_matrix.py",
+)
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -28,6 +39,10 @@ def pytest_configure(config):
         from jaxtyping import install_import_hook
 
         install_import_hook("torchcaps.functional", "beartype.beartype")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,6 @@ DYNAMIC = (
     "inverted_attention",
     "matrix_caps",
     "scae",
-    "segcaps",
     "transforming_autoencoder",
     "vb_caps",
 )
@@ -119,7 +118,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     assert float(probability) == pytest.approx(row["probability"], abs=1e-3)
 
 
-def test_weights_in_fewer_bits_and_what_they_cost(tmp_path):
+@pytest.mark.parametrize("ending", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
+def test_weights_in_fewer_bits_and_what_they_cost(ending, tmp_path):
     model = small_model(decoder=False, primary_types=8)
     sizes = {}
     for name, options in {
@@ -128,7 +128,7 @@ def test_weights_in_fewer_bits_and_what_they_cost(tmp_path):
         "int8": {"int8": True},
         "int8 and float16": {"int8": True, "half": True},
     }.items():
-        path = tmp_path / "model.onnx"
+        path = tmp_path / f"model{ending}"
         exported = export(model, path, **options)
         sizes[name] = exported.bytes
         assert exported.weights == metadata_of(path)["weights"] == name
@@ -164,8 +164,8 @@ def test_weights_that_cannot_be_stored_are_refused(tmp_path):
 
 
 def test_a_segmentation_network_gives_maps(tmp_path):
-    model = small_model("segcaps")
-    exported = export(model, tmp_path / "model.onnx")
+    model = small_model("segcaps_r1")
+    exported = export(model, tmp_path / "model.pt2")
     assert exported.changed is None
     check_answers(model, exported.path)
 
