@@ -17,13 +17,12 @@ from torchcaps.data.dataset import Dataset, main_classes
 from torchcaps.data.entries import Entry, check_fits, read_entries, row_split
 from torchcaps.data.folder import split_folders
 from torchcaps.data.images import contents_note, is_image_file, natural_key, opened, upright_size
-from torchcaps.data.pixels import resize_masks, size_pair
+from torchcaps.data.pixels import MAX_MASK_VALUE, resize_masks, size_pair
 from torchcaps.data.reading import read_bytes, read_errors
 from torchcaps.errors import DataError
 from torchcaps.types import Names, StrPath
 
 CLASS_TABLES = ("classes.txt", "classes.csv")
-MAX_MASK_VALUE = 32  # of a mask without a table of classes
 OPACITY = 0.45  # of the class colors in an overlay
 # Distinct under every common color blindness, as far as possible; the background is black.
 COLORS = (

@@ -13,6 +13,7 @@ from torchcaps.transfer import to_device
 
 AXES = ("n", "channels", "height", "width")
 MAX_CHANNELS = 4
+MAX_MASK_VALUE = 32  # of a mask without a table of classes
 CHUNK = 1024  # images resized at a time, to bound the wider copy
 Images = Shaped[Tensor, "n channels height width"]
 Size = int | tuple[int, int] | None

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from torchcaps.data.dataset import numbered
 from torchcaps.data.images import natural_key
-from torchcaps.data.masks import MAX_MASK_VALUE
-from torchcaps.data.pixels import tensor_array
+from torchcaps.data.pixels import MAX_MASK_VALUE, tensor_array
 from torchcaps.errors import ArgumentError
 from torchcaps.types import Names, Tensors
 
