@@ -48,7 +48,10 @@ def probe_training_images(name: str) -> Record:
     for split in ("train", "test"):
         images = IMAGES[name](split)
         record.add(f"{split} images", images.images)
-        record.add(f"{split} labels", labels_of(images))
+        if "value" in getattr(images, "targets", {}):
+            record.add(f"{split} values", images.targets["value"])
+        else:
+            record.add(f"{split} labels", labels_of(images))
         record.add(f"{split} masks", masks_of(images))
     return record
 
@@ -86,6 +89,15 @@ def digit_pairs(split: str) -> Any:
 
 
 @cache
+def digit_values(split: str) -> Any:
+    """Digits with two real numbers each: the mean of their pixels, and the spread."""
+    images = digits(split).images
+    pixels = images.flatten(1).double()
+    values = torch.stack([pixels.mean(dim=1), pixels.std(dim=1)], dim=1).float()
+    return tc.data.Dataset(images, {"value": values}, ("mean", "spread"), "digit values")
+
+
+@cache
 def placed_digits(split: str) -> Any:
     """Digits at random places, which a training draws anew."""
     return tc.data.placed(digits(split), 22, seed=int(split == "test"))
@@ -118,6 +130,7 @@ IMAGES: dict[str, Callable[[str], Any]] = {
     "three digits": three_digits,
     "tree digits": tree_digits,
     "digit pairs": digit_pairs,
+    "digit values": digit_values,
     "placed digits": placed_digits,
     "color digits": color_digits,
     "shapes": shapes,

@@ -139,6 +139,7 @@ PLAIN_PAIRS = Setup(
     CHANGES,
 )
 PARTS = Setup("scae", SCAE | {"strides": (2, 2, 1)}, "digits", CHANGES)
+VALUES = Setup("capsnet", CAPSNET | {"num_classes": 2, "img_size": 20}, "digit values", MOVES)
 MASKS = Setup("segcaps", SEGCAPS, "shapes", MASK_CHANGES)
 PLAIN_MASKS = Setup("unet", UNET | {"img_size": 16}, "shapes", MASK_CHANGES)
 POINT_SETS = Setup(
@@ -164,6 +165,7 @@ TASKS: dict[str, Setup] = {
     "align": POINT_SETS,
     "classify": CLASSIFIER,
     "multilabel": PAIRS,
+    "regress": VALUES,
     "segment": MASKS,
     "transform": PAIRED_VIEWS,
     "tree": LEVELS,
