@@ -3,10 +3,10 @@
     python tools/make_results.py
 
 writes the tables between the marks `<!-- table: NAME -->` and `<!-- end of table -->`. Those of
-docs/results.md come from accuracy.csv, those of docs/claims.md and docs/does-routing-help.md from
-claims.json and the trainings behind it (make_claims.py). A row of accuracy.csv is one training, or
-several (`0-2`) of which only mean and deviation were kept. `error` and `deviation` are percentages
-of the test images, `minutes` is the training of one network.
+docs/results.md come from accuracy.csv and curves/ (make_curves.py), those of docs/claims.md and
+docs/does-routing-help.md from claims.json and the trainings behind it (make_claims.py). A row of
+accuracy.csv is one training, or several (`0-2`) of which only mean and deviation were kept. `error`
+and `deviation` are percentages of the test images, `minutes` is the training of one network.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import make_claims
+import make_curves
 from make_claims import as_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,7 +146,13 @@ def fill_tables(text: str, tables: Mapping[str, str]) -> str:
 
 def page(text: str) -> str:
     """The page with every table as the file of figures has it."""
-    return fill_tables(text, {name: markdown(name, figures) for name, figures in load().items()})
+    return fill_tables(text, tables())
+
+
+def tables() -> dict[str, str]:
+    """The tables of the page, by their names."""
+    made = {name: markdown(name, figures) for name, figures in load().items()}
+    return made | make_curves.tables()
 
 
 def claims_pages() -> dict[Path, str]:
@@ -165,8 +172,8 @@ def gaps() -> list[str]:
         if new != path.read_text(encoding="utf-8"):
             faults.append(f"docs/{path.name} is old: run python tools/make_results.py")
     faults += make_claims.gaps((ROOT / "docs" / make_claims.PAGE).read_text(encoding="utf-8"))
-    for name in sorted(set(load()) ^ {match[1] for match in TABLE.finditer(text)}):
-        faults.append(f"the table {name} is in accuracy.csv or in docs/results.md, not in both")
+    for name in sorted(set(tables()) ^ {match[1] for match in TABLE.finditer(text)}):
+        faults.append(f"the table {name} has figures or a place in docs/results.md, not both")
     return faults
 
 
@@ -175,6 +182,7 @@ def main() -> int:
     for path, text in claims_pages().items():
         path.write_text(text, encoding="utf-8")
     make_claims.write_pictures()
+    make_curves.write_pictures()
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
