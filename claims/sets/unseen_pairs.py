@@ -7,7 +7,7 @@ digits no two are neighbors, so that nothing but their number is new.
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,9 +82,6 @@ class DistantPairMaker(PairMaker):
     ) -> tuple[Dataset, Dataset]:
         train, val = super().split(images, fraction_or_count, seed)
         return keep_distant(train), keep_distant(val)
-
-    def to(self, device: torch.device | str) -> Self:
-        return type(self)(self.source.to(device), self.max_shift, self.pad, self.seed)
 
 
 def keep_distant(pairs: Dataset) -> Dataset:

@@ -202,9 +202,9 @@ class KernelVotes(VotesModule):
 class KernelCaps(RoutedLayer):
     """Convolutional capsules whose child types share one kernel and vote once per position.
 
-    Source: SegCaps, arXiv 1804.04241. Kernels start such that a parent's sum is about twice as long
-    as its children: by He's rule alone poses fade to a few thousandths within a few layers, as
-    squash shortens short vectors.
+    Source: SegCaps, arXiv 1804.04241. Kernels start such that a parent's sum is about
+    `2 sqrt(out_dim / in_dim)` times as long as its children: by He's rule alone poses fade to a few
+    thousandths within a few layers, as squash shortens short vectors.
 
     Args:
         in_types, in_dim, out_types, out_dim: types of both maps, and dimensions of their poses.

@@ -7,7 +7,7 @@ then stay the same in training.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -138,8 +138,8 @@ class PairMaker(Maker):
         )
         return train, val
 
-    def to(self, device: torch.device | str) -> "PairMaker":
-        return PairMaker(self.source.to(device), self.max_shift, self.pad, self.seed)
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(self.source.to(device), self.max_shift, self.pad, self.seed)
 
     def singles(
         self, images: Dataset, indices: Tensor | Sequence[int]
