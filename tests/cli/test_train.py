@@ -60,6 +60,11 @@ def test_without_an_output_each_run_takes_the_next_free_name(command, start, tmp
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
+def test_a_folder_that_is_taken_is_refused_before_images_are_read(command, start, run, monkeypatch):
+    monkeypatch.setattr(tc.training.sampling, "load_images", None)
+    assert_fails(command(start, "--output", run), 1, f"{run}: there is a run here already")
+
+
 def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, start):
     finished = command(start, "--output", "out", "--resume")
     assert "out: nothing to resume; starting" in finished.err

@@ -125,6 +125,8 @@ def train(
         show(json, folds.to_dict(), folds.table().lines, f"{folds.summary} in {folder}")
         return
     if ranks.is_main and not resume and config.data.folds is None:
+        with hinted([folder]):
+            tc.training.folder.check_new(tc.training.Run(folder))
         # Unreadable test images are an error before the training.
         with announce("reading the test images"):
             tc.training.sampling.load_images(config, "test")
