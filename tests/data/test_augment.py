@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy.ndimage import affine_transform
 from torch import Generator
+from torch.testing import assert_close
 
 from torchcaps.data import center_crop, random_crop
 from torchcaps.data.augment.changes import (
@@ -111,7 +112,7 @@ def test_affine_is_that_of_scipy(size, seed):
     for amounts in zip(images, turns, factors, shears, transformed, strict=True):
         image, turn, factor, shear, outcome = amounts
         expected = affine_by_scipy(image, float(turn), float(factor), float(shear))
-        torch.testing.assert_close(outcome, expected, rtol=0, atol=2e-5)
+        assert_close(outcome, expected, rtol=0, atol=2e-5)
 
 
 def test_affine_of_bytes_is_the_rounded_affine():
@@ -127,8 +128,8 @@ def test_aspect_makes_images_narrower():
     widths = narrowed[:, 0, 1].sum(dim=1) / 40
     assert widths.min() == pytest.approx(0.75, abs=0.01)
     assert widths.mean() == pytest.approx(0.875, abs=0.01)
-    torch.testing.assert_close(narrowed.flip(-1), narrowed, rtol=0, atol=1e-4)  # about the middle
-    torch.testing.assert_close(narrowed[:, :, 0, 20], images[:, :, 0, 20])  # no lower than before
+    assert_close(narrowed.flip(-1), narrowed, rtol=0, atol=1e-4)  # about the middle
+    assert_close(narrowed[:, :, 0, 20], images[:, :, 0, 20])  # no lower than before
 
 
 # Erase, morphology and color.
@@ -174,7 +175,7 @@ def test_color_jitter_changes_all_channels_alike_and_within_range():
     images = torch.rand(200, 2, 6, 6, generator=generator(1))
     changed = color_jitter(images, ColorJitterSettings(True), generator())
     brightness = changed.mean((2, 3)) - images.mean((2, 3))
-    torch.testing.assert_close(brightness[:, 0], brightness[:, 1], atol=1e-5, rtol=0)
+    assert_close(brightness[:, 0], brightness[:, 1], atol=1e-5, rtol=0)
     assert brightness.abs().max() <= 63 / 255 + 1e-6
     assert brightness.min() < -0.2 < 0.2 < brightness.max()
     contrast = changed - changed.mean((2, 3), keepdim=True)
@@ -195,10 +196,10 @@ def numbered_pixels(count):
 def test_random_crop_cuts_whole_windows_at_every_place():
     windows = random_crop(numbered_pixels(500), 32, generator=generator())
     assert windows.shape == (500, 2, 32, 32)
-    torch.testing.assert_close(windows[:, 1], -windows[:, 0])
+    assert_close(windows[:, 1], -windows[:, 0])
     corners = windows[:, 0, 0, 0].long()
     offsets = 48 * torch.arange(32)[:, None] + torch.arange(32)
-    torch.testing.assert_close(windows[:, 0].long(), corners[:, None, None] + offsets)
+    assert_close(windows[:, 0].long(), corners[:, None, None] + offsets)
     assert set((corners // 48).tolist()) == set(range(17))
     assert set((corners % 48).tolist()) == set(range(17))
 
@@ -207,7 +208,7 @@ def test_center_crop_is_the_middle():
     window = center_crop(numbered_pixels(1), 32)
     assert window[0, 0, 0, 0] == 48 * 8 + 8
     assert window[0, 0, -1, -1] == 48 * 39 + 39
-    torch.testing.assert_close(window[:, 1], -window[:, 0])
+    assert_close(window[:, 1], -window[:, 0])
     assert center_crop(torch.arange(9).view(1, 1, 3, 3), 2).flatten().tolist() == [0, 1, 3, 4]
 
 
@@ -240,7 +241,7 @@ def test_a_cpu_generator_changes_images_on_a_gpu_alike(dtype):
     expected = affine(images, AffineSettings(degrees=20), generator(1))
     on_gpu = affine(images.cuda(), AffineSettings(degrees=20), generator(1)).cpu()
     tolerance = 1 if dtype == torch.uint8 else 0.01
-    torch.testing.assert_close(on_gpu, expected, rtol=0, atol=tolerance)
+    assert_close(on_gpu, expected, rtol=0, atol=tolerance)
 
 
 def test_an_amount_out_of_range_is_refused():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.data import Dataset, PairMaker, load_dataset, make_pairs, multi_hot
 from torchcaps.data.pixels import fit_images
@@ -70,7 +71,7 @@ def test_composites_add_two_shifted_images(source, max_shift):
     labels = targets["single_label"]
     assert (labels[:, 0] != labels[:, 1]).all()
     assert torch.equal(labels[:, 0], source.labels[base])
-    torch.testing.assert_close(images, compose(singles))
+    assert_close(images, compose(singles))
     assert singles.int().sum(dim=1).max() > 255  # some are clipped
     # With as much padding as shift nothing is cut off, and every shift occurs.
     for position in (0, 1):
@@ -78,7 +79,7 @@ def test_composites_add_two_shifted_images(source, max_shift):
         assert set(rows) == set(columns) == set(range(2, 3 + 2 * max_shift))
     ink = singles[:, 0].flatten(1).sort(dim=1).values[:, -64:]
     expected = source.images[base].flatten(1).sort(dim=1).values[:, -64:]
-    torch.testing.assert_close(ink, expected)
+    assert_close(ink, expected)
 
 
 def test_partners_are_all_images_of_other_classes_alike():
@@ -106,7 +107,7 @@ def test_a_set_that_moves_keeps_its_padding(source):
     pairs = make_pairs(source, 1, max_shift=6, pad=0)
     moved = pairs.to("cpu")
     assert moved.maker.singles(moved, [0, 1]).shape[-2:] == moved.img_size == (12, 12)
-    torch.testing.assert_close(draw(moved, torch.arange(4)).inputs, draw(pairs, range(4)).inputs)
+    assert_close(draw(moved, torch.arange(4)).inputs, draw(pairs, range(4)).inputs)
 
 
 # A set of pairs.
@@ -146,7 +147,7 @@ def test_a_batch_to_train_on_is_drawn_anew(pairs):
     singles = batch.targets["singles"]
     assert batch.inputs.dtype == singles.dtype == torch.float32
     assert not torch.equal(batch.inputs, pairs.float_images(indices))
-    torch.testing.assert_close(draw(pairs, indices).inputs, batch.inputs, rtol=0, atol=0)
+    assert_close(draw(pairs, indices).inputs, batch.inputs, rtol=0, atol=0)
 
 
 def test_labels_become_0_and_1():
@@ -179,9 +180,9 @@ def test_train_and_val_share_no_single_image():
     assert (len(train_images), len(val_images)) == (32, 8)
     assert not train_images & val_images
     for part in (train, val):
-        torch.testing.assert_close(part.images, compose(part.maker.singles(part, range(len(part)))))
+        assert_close(part.images, compose(part.maker.singles(part, range(len(part)))))
     _, second_val = pairs.train_val_split(0.2)
-    torch.testing.assert_close(second_val.images, val.images, rtol=0, atol=0)
+    assert_close(second_val.images, val.images, rtol=0, atol=0)
 
 
 def test_groups_of_the_source_are_never_split():

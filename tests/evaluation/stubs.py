@@ -2,20 +2,13 @@
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.base import image_activations
 from torchcaps.nn import CapsuleLinear, RoutingTrace
 from torchcaps.types import Capsules, ModelSpec
-
-
-def refuses(message: str):
-    """Expect an error about an argument."""
-    return pytest.raises(ArgumentError, match=message)
 
 
 def share(flags: Tensor) -> float:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.functional import Votes, uniform_routing
@@ -66,8 +67,8 @@ def test_the_sum_is_that_of_the_votes(num_matrices, constant, bias, children):
     layer = make_layer(num_matrices=num_matrices, constant=constant, bias=bias, iterations=1)
     parents = layer(children)
     expected = uniform_routing(layer.make_votes(children).dense(), bias=layer.bias)
-    torch.testing.assert_close(parents.pose, expected.pose, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(parents.activation, expected.activation, rtol=1e-5, atol=1e-6)
+    assert_close(parents.pose, expected.pose, rtol=1e-5, atol=1e-6)
+    assert_close(parents.activation, expected.activation, rtol=1e-5, atol=1e-6)
 
 
 def test_the_sum_makes_no_votes(children, monkeypatch):
@@ -79,7 +80,7 @@ def test_equal_couplings_are_recorded(children):
     layer = make_layer(iterations=1)
     pose = layer(children).pose
     with tc.record_routing(layer) as record:
-        torch.testing.assert_close(layer(children).pose, pose, rtol=1e-5, atol=1e-6)
+        assert_close(layer(children).pose, pose, rtol=1e-5, atol=1e-6)
     assert torch.equal(record[""][0].coupling, torch.full((2, 12, 5), 0.2))
 
 
@@ -101,7 +102,7 @@ def test_without_sharing_and_with_equal_couplings_it_is_capsnet(iterations, imag
     model = make_model(share="none", constant="1/K", routing_iters=iterations)
     capsnet = tc.create_model("capsnet", iterations=iterations, **SMALL)
     capsnet.load_state_dict(model.state_dict())
-    torch.testing.assert_close(model(images), capsnet(images), rtol=1e-4, atol=1e-5)
+    assert_close(model(images), capsnet(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -110,7 +111,7 @@ def test_routing_changes_the_couplings(share, images):
     with tc.record_routing(model) as record:
         activation = model(images)
     coupling = record["class_capsules"][0].coupling
-    torch.testing.assert_close(coupling.sum(dim=2), torch.ones(2, 12))
+    assert_close(coupling.sum(dim=2), torch.ones(2, 12))
     assert coupling.std() > 0
     once = make_model(share=share)
     once.load_state_dict(model.state_dict())
@@ -125,7 +126,7 @@ def test_couplings_may_be_fixed(children):
     layer.router = router.random(1)
     assert not torch.allclose(layer(children).pose, expected)
     layer.router = router.with_iterations(1)
-    torch.testing.assert_close(layer(children).pose, expected)
+    assert_close(layer(children).pose, expected)
 
 
 @pytest.mark.parametrize(

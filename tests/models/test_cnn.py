@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
+from checks import refuses
 from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.notebook import parameter_count
@@ -40,13 +41,13 @@ def test_dropout_in_training_alone():
 
 def test_a_cnn_has_no_capsules():
     model = small_cnn()
-    with pytest.raises(ValueError, match="capsules: expected a capsule network; this is a CNN"):
+    with refuses("capsules: expected a capsule network; this is a CNN"):
         model.capsules(sample_images())
-    with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
+    with refuses("reconstruct: .* no decoder"):
         model.reconstruct(None)
-    with pytest.raises(ValueError, match="model: expected one with class capsules"):
+    with refuses("model: expected one with class capsules"):
         perturb(model, sample_images())
-    with pytest.raises(ValueError, match="record_routing: CNN has no routed layer"):
+    with refuses("record_routing: CNN has no routed layer"):
         tc.record_routing(model).__enter__()
 
 
@@ -86,5 +87,5 @@ def test_too_small_to_be_matched():
     smallest.in_chans = 1
     smallest.img_size = (28, 28)
     message = "model: no CNN has about as many parameters as this one, 6; the nearest has"
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         matched_cnn(smallest)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.nn.map_routing import KernelCaps, KernelVotes
@@ -49,14 +50,14 @@ def test_a_pixel_is_drawn_by_the_capsule_of_its_class():
     model = small_segcaps()
     capsules = model.capsules(sample_images(model))
     longest = 1 + capsules.activation.argmax(dim=-1)
-    torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
+    assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
 
 
 def test_pixels_of_the_background_are_drawn_alike():
     model = small_segcaps()
     capsules = model.capsules(sample_images(model))
     drawing = model.reconstruct(capsules, torch.zeros(2, 16, 16, dtype=torch.int64))
-    torch.testing.assert_close(drawing, drawing[:1, :, :1, :1].expand_as(drawing))
+    assert_close(drawing, drawing[:1, :, :1, :1].expand_as(drawing))
 
 
 def test_r1_has_equal_couplings_where_the_size_stays():

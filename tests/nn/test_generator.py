@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from torchcaps.nn import CapsuleLinear, ConvCaps, use_generator
 
@@ -65,12 +66,12 @@ def test_dropout_of_a_gpu_and_its_gradient():
     with use_generator(seeded_five()):
         y, mask = torch.native_dropout(x, 0.25, True)
         evaluated, evaluation_mask = torch.native_dropout(x, 0.25, False)
-    torch.testing.assert_close(y, x * mask / 0.75)
+    assert_close(y, x * mask / 0.75)
     assert 20 < mask.sum() < 40
     assert torch.equal(evaluated, x)
     assert evaluation_mask.all()
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(gradient, mask / 0.75)
+    assert_close(gradient, mask / 0.75)
 
 
 def test_other_threads_draw_from_the_global_generator():

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 from torch.utils._pytree import tree_map_only
 
 import torchcaps as tc
-from checks import assert_equal, column
+from checks import assert_equal, column, refuses
 from tasks.makers import batch_of
 from torchcaps.data import Dataset
 from torchcaps.evaluation.accuracy.clusters import (
@@ -154,7 +155,7 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert has_gradient(model.part_capsules)
     assert not has_gradient(model.object_capsules)
     pixels = -model.explain_pixels(batch.inputs, batch.targets["noise.parts"])[3].mean()
-    torch.testing.assert_close(losses["pixels"], pixels)
+    assert_close(losses["pixels"], pixels)
 
     model.zero_grad()
     losses = task.training_step(batch, 0.75)
@@ -163,10 +164,10 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert not has_gradient(model.part_capsules)
     assert has_gradient(model.object_capsules)
     explained = model.explain(torch.cat([batch.inputs, batch.targets["second_view"]]))
-    torch.testing.assert_close(losses["poses"], -explained.pose_log_likelihood.mean())
-    torch.testing.assert_close(losses["views"], contrastive_loss(explained.objects.presence))
+    assert_close(losses["poses"], -explained.pose_log_likelihood.mean())
+    assert_close(losses["views"], contrastive_loss(explained.objects.presence))
     total = losses["poses"] + 10 * losses["dynamic"] + 5 * losses["views"]
-    torch.testing.assert_close(losses["loss"], total)
+    assert_close(losses["loss"], total)
     assert "second_view" not in batch_of(task.eval(), image_set(), torch.arange(4)).targets
 
 
@@ -175,7 +176,7 @@ def test_clusters_are_those_of_the_directions_that_views_compare():
     logits = torch.tensor([[1.0, -1, 0, 0], [1, -1, 0, 0], [0, 0, 1, -1], [0, 0, 1, -1]])
     certainty = torch.tensor([[0.1], [5], [0.1], [5]])
     presence = (certainty * logits).sigmoid()
-    torch.testing.assert_close(logit_directions(presence), F.normalize(logits, dim=1))
+    assert_close(logit_directions(presence), F.normalize(logits, dim=1))
     outputs = {
         "pixels": torch.zeros(4),
         "poses": torch.zeros(4),
@@ -195,7 +196,7 @@ def test_entropy_is_that_of_shares_and_has_a_gradient_at_zero():
         [[1.0, 0, 0, 0], [1, 1, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]], requires_grad=True
     )
     entropies = entropy(shares)
-    torch.testing.assert_close(
+    assert_close(
         entropies, torch.tensor([0.0, math.log(2), math.log(4), 0.0]), atol=1e-6, rtol=1e-6
     )
     entropies.sum().backward()
@@ -238,12 +239,12 @@ def test_kmeans_finds_clusters_that_are_far_apart():
     points = centers.repeat_interleave(25, dim=0) + 0.3 * torch.randn(100, 2, generator=generator())
     clusters = kmeans(points, 4, generator=generator())
     means = points.view(4, 25, 2).mean(dim=1)
-    torch.testing.assert_close(clusters[nearest(means, clusters)], means)
+    assert_close(clusters[nearest(means, clusters)], means)
     assert torch.equal(clusters, kmeans(points, 4, generator=generator()))
     fewer_points_than_clusters = points[:2]
     assert kmeans(fewer_points_than_clusters, 4, generator=generator()).isfinite().all()
     assert kmeans(torch.ones(5, 2), 3, generator=generator()).eq(1).all()
-    with pytest.raises(ValueError, match="clusters: expected at least 1, got 0"):
+    with refuses("clusters: expected at least 1, got 0"):
         kmeans(points, 0, generator=generator())
 
 
@@ -303,7 +304,7 @@ def test_a_stopped_run_ends_in_the_same_bytes_figures_and_plots(settings, tmp_pa
 )
 def test_bad_options_of_the_model_are_refused(settings, tmp_path, options, words):
     config = TrainConfig.of(**settings | {"model_options": MODEL | options})
-    with pytest.raises((ValueError, TypeError), match=words):
+    with refuses(words, (ValueError, TypeError)):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

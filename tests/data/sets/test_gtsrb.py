@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.data import load_dataset
 
@@ -17,9 +18,9 @@ def test_every_image_has_its_class_track_and_frame(root):
     assert torch.equal(signs.groups, signs.targets["object"])
     assert signs.labels.tolist() == [0] * 20 + [3] * 20
     assert signs.targets["frame"].tolist() == [0, 1, 2, 3] * 10
-    torch.testing.assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.targets["track"])
-    torch.testing.assert_close(signs.images[:, 1, 9, 9].long(), 10 * signs.targets["frame"])
-    torch.testing.assert_close(signs.images[:, 2, 31, 31].long(), signs.labels)
+    assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.targets["track"])
+    assert_close(signs.images[:, 1, 9, 9].long(), 10 * signs.targets["frame"])
+    assert_close(signs.images[:, 2, 31, 31].long(), signs.labels)
 
 
 def test_the_test_split_has_no_tracks(root):

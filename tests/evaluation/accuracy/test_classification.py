@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from checks import column
+from checks import column, refuses
 from torchcaps.evaluation import score
 
-from ..stubs import PixelReader, StubData, data_of, evaluate, refuses
+from ..stubs import PixelReader, StubData, data_of, evaluate
 
 CLASSES = ("cat", "dog", "owl", "yak")
 
