@@ -10,14 +10,15 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from functools import cache
-from itertools import product, starmap
+from itertools import starmap
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from PIL import Image
 
-from data.makers import idx_bytes
+from data.makers import SETS, idx_bytes, noise
 from data.mat_files import header, mat_bytes, matrix
-from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 
 Wrap = Callable[[bytes], bytes]
 KINDS = {
@@ -29,7 +30,6 @@ KINDS = {
     "webp": "WEBP",
     "pgm": "PPM",
 }
-COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
 
 
 class Format:
@@ -49,15 +49,10 @@ class Format:
         self.files = files | {name: wrap(data) for name, (data, wrap) in self.inner.items()}
 
 
-def pixels(*shape: int, seed: int = 0) -> np.ndarray:
-    """Noise."""
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
 def photo(kind: str = "png", side: int = 8, seed: int = 0) -> bytes:
     """An image file."""
     file = io.BytesIO()
-    array = pixels(side, side, seed=seed) if kind == "pgm" else pixels(side, side, 3, seed=seed)
+    array = noise(side, side, seed=seed) if kind == "pgm" else noise(side, side, 3, seed=seed)
     Image.fromarray(array).save(file, KINDS[kind])
     return file.getvalue()
 
@@ -143,6 +138,22 @@ def gzipped(files: dict[str, bytes]) -> dict[str, tuple[bytes, Wrap]]:
     return {f"{name}.gz": (data, gzip.compress) for name, data in files.items()}
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """Bytes of all files below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def files_of(kind: str) -> dict[str, bytes]:
+    """The files of a small published set, in a folder `s`."""
+    with TemporaryDirectory() as folder:
+        SETS[kind](Path(folder, "s"))
+        return files(Path(folder))
+
+
 @cache
 def formats() -> dict[str, Format]:
     """All of them, by name."""
@@ -150,7 +161,7 @@ def formats() -> dict[str, Format]:
 
 
 def _arrays() -> dict[str, Format]:
-    images = pixels(12, 6, 5)
+    images = noise(12, 6, 5)
     labels = (np.arange(12) % 3).astype(np.uint8)
     idx = {}
     for stem in ("train", "t10k"):
@@ -200,25 +211,11 @@ def _files() -> dict[str, Format]:
 
 
 def _published() -> dict[str, Format]:
-    labels = (np.arange(4) % 10).astype(np.uint8)
-    rows = pixels(4, 3072)
-    raw = np.hstack([labels[:, None], rows]).tobytes()
-    batches = [*map("data_batch_{}".format, range(1, 6)), "test_batch"]
-    norb = {}
-    for stem in STEMS.values():
-        info = np.stack(
-            [np.arange(4) % 3, np.arange(4), 2 * np.arange(4), np.arange(4)], axis=1
-        ).astype(np.int32)
-        arrays = {
-            "dat": pixels(4, 2, 8, 8),
-            "cat": (np.arange(4) % 5).astype(np.int32),
-            "info": info,
-        }
-        norb |= {f"s/{stem}-{kind}.mat": matrix_bytes(array) for kind, array in arrays.items()}
-    digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], pixels(32, 32, 3, 4)]
+    norb = files_of("norb")
+    digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], noise(32, 32, 3, 4)]
     svhn = mat("X", digits[1], ("y", digits[0])), mat("y", digits[0], ("X", digits[1]))
     return {
-        "cifar": Format("s", {f"s/{name}.bin": raw for name in batches}),
+        "cifar": Format("s", files_of("cifar")),
         "norb": Format("s", norb),
         "norb.gz": Format("s", {}, gzipped(norb)),
         "svhn": Format(
@@ -227,19 +224,5 @@ def _published() -> dict[str, Format]:
             {"s/train_32x32.mat": svhn[0]},
         ),
         "svhn labels": Format("s", {}, {"s/train_32x32.mat": svhn[1], "s/test_32x32.mat": svhn[1]}),
-        "gtsrb": Format("s", _gtsrb()),
+        "gtsrb": Format("s", files_of("gtsrb")),
     }
-
-
-def _gtsrb() -> dict[str, bytes]:
-    files = {}
-    for label in (0, 3):
-        folder = f"s/Final_Training/Images/{label:05d}"
-        names = list(starmap("{:05d}_{:05d}.ppm".format, product(range(5), range(2))))
-        table = COLUMNS
-        for name in names:
-            table += f"{name};10;10;1;1;8;8;{label}\n"
-        files[f"{folder}/GT-{label:05d}.csv"] = table.encode()
-        for name in names:
-            files[f"{folder}/{name}"] = b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes()
-    return files

@@ -13,20 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from campaign.formats import (
-    COLUMNS,
     formats,
     member,
     npy,
     photo,
     photos,
-    pixels,
     png_of,
     table,
     tarred,
     zipped,
 )
 from campaign.mutate import nested
-from data.makers import idx_bytes
+from data.makers import COLUMNS, idx_bytes, noise
 from data.mat_files import element, header, mat_bytes, matrix
 
 FILES: dict[str, Callable[[Path], Path]] = {}
@@ -71,7 +69,7 @@ def idx_folder(folder: Path, **files: bytes) -> Path:
     """A folder of IDX files, some of them replaced; `images` and `labels` are those of training."""
     names = {"images": "train-images-idx3-ubyte", "labels": "train-labels-idx1-ubyte"}
     contents = {
-        "images": idx_bytes(pixels(12, 6, 5)),
+        "images": idx_bytes(noise(12, 6, 5)),
         "labels": idx_bytes(LABELS.astype(np.uint8)),
     } | files
     for kind, data in contents.items():
@@ -81,7 +79,7 @@ def idx_folder(folder: Path, **files: bytes) -> Path:
 
 def npz(folder: Path, **members: bytes) -> Path:
     """An .npz of raw members."""
-    contents = {"images": npy(pixels(12, 6, 5)), "labels": npy(LABELS)} | members
+    contents = {"images": npy(noise(12, 6, 5)), "labels": npy(LABELS)} | members
     return save(folder / "a.npz", zipped({f"{name}.npy": data for name, data in contents.items()}))
 
 
@@ -100,7 +98,7 @@ def npz_label_of_a_billion(folder: Path) -> Path:
 def npz_member_without_its_ending(folder: Path) -> Path:
     return save(
         folder / "a.npz",
-        zipped({"images": b"raw", "labels": b"raw", "images.npy": npy(pixels(2, 3, 3))}),
+        zipped({"images": b"raw", "labels": b"raw", "images.npy": npy(noise(2, 3, 3))}),
     )
 
 
@@ -117,7 +115,7 @@ def npz_encrypted(folder: Path) -> Path:
 
 @file
 def npy_named_npz(folder: Path) -> Path:
-    return save(folder / "a.npz", npy(pixels(12, 6, 5)))
+    return save(folder / "a.npz", npy(noise(12, 6, 5)))
 
 
 @file
@@ -137,7 +135,7 @@ def npz_of_a_shape_beyond_its_bytes(folder: Path) -> Path:
 
 @file
 def npz_uint16_of_odd_shape(folder: Path) -> Path:
-    return npz(folder, images=npy(pixels(0, 5, 3).astype(np.uint16)))
+    return npz(folder, images=npy(noise(0, 5, 3).astype(np.uint16)))
 
 
 @file
@@ -184,7 +182,7 @@ def mat_of_70_axes(folder: Path) -> Path:
 
 @file
 def mat_compressed_in_itself(folder: Path) -> Path:
-    data = matrix("X", pixels(4, 4))
+    data = matrix("X", noise(4, 4))
     for _ in range(2000):
         stream = zlib.compress(data, 1)
         data = struct.pack("<II", 15, len(stream)) + stream
@@ -193,7 +191,7 @@ def mat_compressed_in_itself(folder: Path) -> Path:
 
 @file
 def mat_structs_in_structs(folder: Path) -> Path:
-    value: object = pixels(2, 2)
+    value: object = noise(2, 2)
     for _ in range(200):
         value = {"a": value}
     return save(folder / "s" / "train_32x32.mat", mat_bytes({"X": value}, packed=False)).parent
@@ -326,7 +324,7 @@ def gtsrb_track_of_30_digits(folder: Path) -> Path:
     name = f"{'7' * 30}_00000.ppm"
     save(
         folder / "s/Final_Training/Images/00000" / name,
-        b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes(),
+        b"P6\n8 8\n255\n" + noise(8, 8, 3).tobytes(),
     )
     return gtsrb(folder, f"{name};10;10;1;1;8;8;0\n")
 

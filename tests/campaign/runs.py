@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from campaign.formats import files
 from torchcaps.cli.main import main
 from torchcaps.training import Trainer, train
 from training.makers import Watch, contents, leftovers, write_bars
@@ -73,15 +74,6 @@ def refusal(outcome: Outcome) -> str:
     )
     assert outcome.err.count("torchcaps: error: ") == 1, "more than one error"
     return last
-
-
-def files(folder: Path) -> Files:
-    """Bytes of all files below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def put(folder: Path, contents: Files) -> None:

@@ -11,6 +11,8 @@ from torchcaps.data import Dataset, PairMaker, load_dataset, make_pairs, multi_h
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
+from .makers import class_members, draw, ink_corners, refusal
+
 
 def make_source(per_class=6, num_classes=4):
     """Random blobs of 12 × 12 that keep 2 pixels of margin, classes in turn."""
@@ -34,25 +36,8 @@ def pairs(source):
     return make_pairs(source, 2)
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def draw(pairs, indices):
-    """A batch of a training."""
-    return next(pairs.batches([indices], {}, [generator()]))
-
-
 def compose(singles):
     return singles.int().sum(dim=1).clamp(max=255).to(torch.uint8)
-
-
-def first_ink(images):
-    """Row and column of the first ink of each image `[n, 1, height, width]`."""
-    ink = images[:, 0] > 0
-    rows = ink.any(dim=2).int().argmax(dim=1)
-    columns = ink.any(dim=1).int().argmax(dim=1)
-    return rows.tolist(), columns.tolist()
 
 
 # Drawing.
@@ -75,8 +60,9 @@ def test_composites_add_two_shifted_images(source, max_shift):
     assert singles.int().sum(dim=1).max() > 255  # some are clipped
     # With as much padding as shift nothing is cut off, and every shift occurs.
     for position in (0, 1):
-        rows, columns = first_ink(singles[:, position])
-        assert set(rows) == set(columns) == set(range(2, 3 + 2 * max_shift))
+        rows, columns = ink_corners(singles[:, position])
+        places = set(range(2, 3 + 2 * max_shift))
+        assert set(rows.tolist()) == set(columns.tolist()) == places
     ink = singles[:, 0].flatten(1).sort(dim=1).values[:, -64:]
     expected = source.images[base].flatten(1).sort(dim=1).values[:, -64:]
     assert_close(ink, expected)
@@ -191,8 +177,7 @@ def test_groups_of_the_source_are_never_split():
     grouped = replace(grouped, targets={**grouped.targets, "toy": toys}, groups=toys)
     groups = []
     for part in make_pairs(grouped).train_val_split(0.4):
-        single = part.maker.source
-        groups.append(set(zip(single.labels.tolist(), single.targets["toy"].tolist(), strict=True)))
+        groups.append(class_members(part.maker.source, "toy"))
     assert groups[1]
     assert not groups[0] & groups[1]
 
@@ -223,5 +208,5 @@ def test_named_sets_are_made_of_the_splits_of_their_source():
     ],
 )
 def test_an_unsuitable_source_or_amount_is_refused(source, make, message):
-    with pytest.raises((DataError, ValueError), match=message):
+    with refusal(message, (DataError, ValueError)):
         make(source)

@@ -95,10 +95,9 @@ def test_a_color_jitter_leaves_masks():
 
 def test_masks_refuse_what_does_not_fit_them(register_tag):
     register_tag(moves=("singles",))
-    for settings in ({"tag": 1.0}, {"morphology": 0.5}):
-        with pytest.raises(ArgumentError) as error:
-            transform(settings, mask_classes=2)
-        assert {error.value.argument} == settings.keys()
+    for name in ("tag", "morphology"):
+        with refusal(f"^{name}: ", ArgumentError):
+            transform({name: 0.5}, mask_classes=2)
     transform({"degrees": 10.0}, mask_classes=2)
 
 
@@ -179,6 +178,5 @@ def test_an_augmentation_that_returns_no_images_is_named(function, moves):
         def change(images, settings, generator):
             return function(images)
 
-        with pytest.raises(ArgumentError) as raised:
+        with refusal("^broken: ", ArgumentError):
             transform({"tag": 1.0}, singles=ZEROS.unsqueeze(1))
-    assert raised.value.argument == "broken"

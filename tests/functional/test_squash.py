@@ -20,8 +20,8 @@ def test_squash_equals_the_plain_formula_and_its_length_is_exact():
     s = randn64(100, 16)
     n2 = s.square().sum(-1, keepdim=True)
     v, length = squash_with_length(s)
-    assert_close(v, n2 / (1 + n2) * s / n2.sqrt(), rtol=1e-6, atol=0)
-    assert_close(length, (n2 / (1 + n2)).squeeze(-1), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(v, n2 / (1 + n2) * s / n2.sqrt(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(length, (n2 / (1 + n2)).squeeze(-1), rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])

@@ -11,12 +11,8 @@ from torchcaps.models.affcaps import AffineCaps
 from torchcaps.models.notebook import parameter_count
 from torchcaps.types import Capsules
 
-# 3 x 4 children.
-SMALL = {
-    "img_size": 20,
-    "channels": 6,
-    "primary_types": 3,
-}
+from .small import SMALL, small_model
+
 SHARES = ("all", "position", "none")
 CONSTANTS = {
     "1/K": 1 / 5,
@@ -27,10 +23,6 @@ CONSTANTS = {
 
 def make_layer(*arguments, **options):
     return AffineCaps(12, 8, 5, 4, *arguments, **options)
-
-
-def make_model(**options):
-    return tc.create_model("affcaps", **SMALL | options)
 
 
 @pytest.fixture
@@ -99,21 +91,21 @@ def test_the_equation(constant, c, children):
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_without_sharing_and_with_equal_couplings_it_is_capsnet(iterations, images):
-    model = make_model(share="none", constant="1/K", routing_iters=iterations)
-    capsnet = tc.create_model("capsnet", iterations=iterations, **SMALL)
+    model = small_model("affcaps", share="none", constant="1/K", routing_iters=iterations)
+    capsnet = tc.create_model("capsnet", iterations=iterations, **SMALL["affcaps"])
     capsnet.load_state_dict(model.state_dict())
     assert_close(model(images), capsnet(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_routing_changes_the_couplings(share, images):
-    model = make_model(share=share, routing_iters=3)
+    model = small_model("affcaps", share=share, routing_iters=3)
     with tc.record_routing(model) as record:
         activation = model(images)
     coupling = record["class_capsules"][0].coupling
     assert_close(coupling.sum(dim=2), torch.ones(2, 12))
     assert coupling.std() > 0
-    once = make_model(share=share)
+    once = small_model("affcaps", share=share)
     once.load_state_dict(model.state_dict())
     assert not torch.allclose(once(images), activation)
 

@@ -18,6 +18,8 @@ from torchcaps.models._backbones import BACKBONES
 from torchcaps.testing import seeded
 from torchcaps.types import model_metadata
 
+from .small import small_model
+
 
 class Encoder(nn.Module):
     """Maps, sequences or vectors, or an object that holds them."""
@@ -156,30 +158,20 @@ def test_a_registered_backbone_is_built_again_without_its_weights(tmp_path):
         assert tc.load(path, num_classes=5)(images).shape == (2, 5)
 
 
-def test_the_trunk_of_a_trained_network_is_a_backbone(tmp_path):
-    network = tc.create_model("resnet20", num_classes=3, img_size=12, width=4).eval()
+@pytest.mark.parametrize("standardized", [False, True])
+def test_the_trunk_of_a_trained_network_is_a_backbone(tmp_path, standardized):
+    network = small_model("resnet20", standardized=standardized)
     file = tc.save(network, tmp_path / "resnet.safetensors")
     model = tc.create_model("linear_head", backbone=str(file), num_classes=5, img_size=16).eval()
     images = torch.rand(2, 3, 16, 16)
-    assert_close(model.features(images), network.trunk(images))
+    inputs = standardize(images) if standardized else images
+    assert_close(model.features(images), network.trunk(inputs))
     path = tc.save(model, tmp_path / "head.safetensors")
     file.unlink()
     assert torch.equal(tc.load(path)(images), model(images))
-    network = tc.save(tc.create_model("hvc", img_size=11, convolutions=3, branches=(1, 3)), file)
+    network = tc.save(small_model("hvc"), file)
     with refuses("a network with a trunk"):
         tc.create_model("linear_head", backbone=str(network))
-
-
-def test_the_trunk_of_a_network_that_standardizes_its_images_does_so_too(tmp_path):
-    network = tc.create_model(
-        "resnet20", num_classes=3, img_size=12, width=4, standardized=True
-    ).eval()
-    path = tc.save(network, tmp_path / "resnet")
-    model = tc.create_model("linear_head", backbone=str(path), num_classes=5, img_size=12).eval()
-    images = torch.rand(2, 3, 12, 12)
-    expected = network.trunk(standardize(images))
-    assert_close(model.features(images), expected)
-    assert torch.equal(tc.load(tc.save(model, tmp_path / "head"))(images), model(images))
 
 
 def test_an_unknown_backbone_is_named_in_one_sentence():

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 import torchcaps as tc
 from checks import refuses
-from tasks.makers import batch_of
+from tasks.makers import SHORT_RUN, batch_of
 from torchcaps.cli.main import main
 from torchcaps.data import make_planes
 from torchcaps.data.points import point_set, standardized_points
@@ -30,7 +30,7 @@ from torchcaps.training import TrainConfig, train
 from training.makers import assert_resumes
 
 MODEL = {"capsules": 3, "channels": 4, "grid": 2, "decoder": [6]}
-SETS = np.random.RandomState(0).normal(size=(30, 8, 2))
+SETS = np.random.RandomState(0).normal(size=(40, 8, 2))
 
 
 def points_of(dim=2, count=10, points=8):
@@ -193,18 +193,10 @@ def test_images_settings_and_models_that_do_not_fit_are_refused():
 
 @pytest.fixture
 def settings(tmp_path):
-    """Of 9 steps: 3 epochs of 3 batches."""
-    np.savez(tmp_path / "sets.npz", points=SETS)
-    return {
-        "model": "canonical_capsules_small",
-        "model_options": MODEL,
-        "data": str(tmp_path / "sets.npz"),
-        "epochs": 3,
-        "batch_size": 6,
-        "holdout": 6,
-        "checkpoint_every": 2,
-        "device": "cpu",
-    }
+    data = tmp_path / "sets.npz"
+    np.savez(data, points=SETS)
+    model = {"model": "canonical_capsules_small", "model_options": MODEL}
+    return SHORT_RUN | model | {"data": str(data)}
 
 
 def test_a_stopped_run_ends_in_the_same_bytes(settings, tmp_path):
@@ -217,7 +209,7 @@ def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, mo
     assert main(["evaluate", "run", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text()) == figures
-    assert figures["num_samples"] == 6
+    assert figures["num_samples"] == 8
     assert (tmp_path / "run" / "plots" / "capsules.png").read_bytes().startswith(b"\x89PNG")
     np.savez("one.npz", points=SETS[0])
     assert main(["predict", "run", "one.npz", "--json"]) == 0

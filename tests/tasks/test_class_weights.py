@@ -7,9 +7,9 @@ import torch
 from torch.testing import assert_close
 
 import torchcaps as tc
+from tasks.makers import cnn
 from torchcaps.data import Batch, Dataset
 from torchcaps.errors import ArgumentError
-from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.classify import balanced_weights, image_weights
@@ -30,11 +30,6 @@ def capsnet(**options):
     return tc.create_model(
         "capsnet", generator=generator, channels=4, primary_types=2, **sizes, **options
     )
-
-
-def cnn(**options):
-    torch.manual_seed(0)
-    return CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), **options)
 
 
 def task_of(model, images, **settings):

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from checks import refuses
+from tasks.makers import cnn
 from torchcaps import create_model
 from torchcaps.data import Batch, Dataset
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
-from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task, eval_outputs
 from torchcaps.tasks.classify import Scores, is_correct, two_margins
@@ -125,10 +125,9 @@ def test_the_margin_of_the_spread_loss_rises_with_the_training(share, margin):
 
 
 def test_the_default_loss_is_that_of_the_publication():
-    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,))
     assert task_of(matrix_model()).loss == "spread"
     assert task_of(model_of()).loss == "margin"
-    assert task_of(cnn).loss == "cross_entropy"
+    assert task_of(cnn()).loss == "cross_entropy"
     assert task_of(matrix_model(), loss="margin").loss == "margin"
     assert task_of(torch.nn.Linear(2, 2)).loss == "cross_entropy"
     with refuses("unknown loss 'spred'; did you mean 'spread'"):
@@ -175,12 +174,9 @@ def test_two_labels_have_a_margin_loss_without_a_decoder_and_no_spread_loss():
 
 @pytest.mark.parametrize("labels", [LABELS, TWO])
 def test_a_network_for_several_classes_takes_each_by_itself(labels):
-    torch.manual_seed(0)
-    cnn = CNN(
-        3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), pool=True, multilabel=True, dropout=0.0
-    )
-    outputs = losses(cnn, images_of(), labels)
-    p = cnn.eval()(images_of())
+    network = cnn(pool=True, multilabel=True, dropout=0.0)
+    outputs = losses(network, images_of(), labels)
+    p = network.eval()(images_of())
     targets = torch.zeros(4, 3).scatter_(1, labels.view(4, -1), 1.0)
     assert_close(outputs["activation"], p)
     expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum(dim=1).mean()
@@ -189,7 +185,7 @@ def test_a_network_for_several_classes_takes_each_by_itself(labels):
 
 def test_a_network_for_one_class_refuses_two_labels():
     with refuses("multilabel=true"):
-        losses(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), images_of(), TWO)
+        losses(cnn(), images_of(), TWO)
     with refuses(
         "task: classify takes images of one class each, got .* give 'label' by name, as labels="
     ):
@@ -197,11 +193,10 @@ def test_a_network_for_one_class_refuses_two_labels():
 
 
 def test_smoothed_labels_give_every_class_its_share():
-    torch.manual_seed(0)
-    cnn = CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), dropout=0.0)
-    p = cnn.eval()(images_of())
+    network = cnn(dropout=0.0)
+    p = network.eval()(images_of())
     target = torch.nn.functional.one_hot(LABELS, 3) * 0.7 + 0.1
-    outputs = losses(cnn, images_of(), LABELS, label_smoothing=0.3)
+    outputs = losses(network, images_of(), LABELS, label_smoothing=0.3)
     assert_close(outputs["loss"], -(target * p.log()).sum(dim=1).mean())
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,8 +15,7 @@ from checks import column, refuses
 from data.makers import write_masks
 from tasks.makers import batch_of
 from torchcaps.cli.main import main
-from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
-from torchcaps.data.sets import shapes as shapes_set
+from torchcaps.data import Dataset, Preprocess, load_dataset, masked_set, render_shapes
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer.answers import ANSWERS
 from torchcaps.explorer.page import describe_run
@@ -339,20 +337,6 @@ def test_the_explorer_shows_the_picture_under_its_mask():
     assert len(base64.b64decode(answer["seen"])) == 4 * 3 * 16 * 16
     assert content.head["classes"] == list(images.classes)
     assert not content.head["poses"]
-
-
-def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
-    restore(_registry.DATASETS)
-    info, reader = _registry.DATASETS["shapes"]
-    smaller = replace(info, train=4, test=3)
-    monkeypatch.setattr(shapes_set, "INFO", smaller)
-    _registry.DATASETS.add("shapes", (smaller, reader), replace=True)
-    assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
-    assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
-    loaded = load_dataset("shapes", root=tmp_path)
-    assert torch.equal(loaded.targets["mask"], render_shapes(4).targets["mask"])
-    assert torch.equal(loaded.images, render_shapes(4).images)
-    assert (loaded.classes, loaded.name) == (tc.data.dataset_info("shapes").classes, "shapes")
 
 
 @pytest.mark.parametrize(("bias", "label"), [(-9.0, "background"), (9.0, "a")])

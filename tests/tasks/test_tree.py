@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import torchcaps as tc
 from checks import refuses
-from tasks.makers import batch_of
+from tasks.makers import SHORT_RUN, batch_of
 from torchcaps.cli.main import main
 from torchcaps.data import Dataset, label_tree
 from torchcaps.functional import margin_loss
@@ -172,7 +172,6 @@ def test_classes_models_and_losses_that_do_not_fit_are_refused(model, settings, 
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """Of 9 steps: 3 epochs of 3 batches."""
     monkeypatch.chdir(tmp_path)
     images = bars(40)
     np.savez(
@@ -182,16 +181,8 @@ def settings(tmp_path, monkeypatch):
         classes=np.array(PATHS),
     )
     Image.fromarray(images.images[7, 0].numpy()).save("one.png")
-    return {
-        "model": "tree_capsnet",
-        "model_options": {"channels": [4, 8, 16]},
-        "data": "bars.npz",
-        "epochs": 3,
-        "batch_size": 8,
-        "holdout": 11,
-        "checkpoint_every": 2,
-        "device": "cpu",
-    }
+    options = {"channels": [4, 8, 16]}
+    return SHORT_RUN | {"model": "tree_capsnet", "model_options": options, "data": "bars.npz"}
 
 
 def test_a_stopped_run_ends_in_the_same_bytes(settings, tmp_path):

@@ -13,7 +13,8 @@ import numpy as np
 
 from campaign import mutate, runs
 from campaign.core import Case, dice
-from campaign.formats import npy, pixels, zipped
+from campaign.formats import npy, zipped
+from data.makers import noise
 from torchcaps.training import Callback, Trainer, train
 from torchcaps.training.files import load_tensors, save_tensors
 from training.makers import contents
@@ -125,7 +126,7 @@ def make_other_pixels(random: Random) -> bytes:
     """As many images and labels of the same sizes, with other pixels."""
     labels = npy(np.arange(60) % 3)
     return zipped(
-        {"images.npy": npy(pixels(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels}
+        {"images.npy": npy(noise(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels}
     )
 
 

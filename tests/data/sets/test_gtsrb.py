@@ -4,7 +4,7 @@ from torch.testing import assert_close
 
 from torchcaps.data import load_dataset
 
-from ..makers import COLUMNS, IMAGES, assert_refused, make_row, write_gtsrb
+from ..makers import COLUMNS, IMAGES, assert_refused, class_members, make_row, write_gtsrb
 
 
 @pytest.fixture
@@ -29,16 +29,12 @@ def test_the_test_split_has_no_tracks(root):
     assert (signs.groups, signs.targets["track"].tolist()) == (None, [-1] * 3)
 
 
-def class_tracks(signs):
-    return set(zip(signs.labels.tolist(), signs.targets["track"].tolist(), strict=True))
-
-
 def test_without_a_test_table_whole_tracks_are_held_out(tmp_path):
     root = write_gtsrb(tmp_path, num_test=0)
     train = load_dataset(root)
     test = load_dataset(root, "test")
     assert (len(train), len(test)) == (32, 8)
-    assert not class_tracks(train) & class_tracks(test)
+    assert not class_members(train, "track") & class_members(test, "track")
 
 
 @pytest.mark.parametrize("images", ["Training", "Train", ""])
