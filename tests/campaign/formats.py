@@ -1,14 +1,11 @@
 """A small, whole data set in every format that `load_dataset` reads, as bytes by file name."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from functools import cache
 from itertools import starmap
 from pathlib import Path
@@ -20,7 +17,6 @@ from PIL import Image
 from data.makers import SETS, idx_bytes, noise
 from data.mat_files import header, mat_bytes, matrix
 
-Wrap = Callable[[bytes], bytes]
 KINDS = {
     "png": "PNG",
     "jpg": "JPEG",
@@ -41,15 +37,13 @@ class Format:
         inner: what is inside a packed file, and how it is packed again: damage gets past checksums.
     """
 
-    def __init__(
-        self, path: str, files: dict[str, bytes], inner: dict[str, tuple[bytes, Wrap]] | None = None
-    ) -> None:
+    def __init__(self, path, files, inner=None):
         self.path = path
         self.inner = inner or {}
         self.files = files | {name: wrap(data) for name, (data, wrap) in self.inner.items()}
 
 
-def photo(kind: str = "png", side: int = 8, seed: int = 0) -> bytes:
+def photo(kind="png", side=8, seed=0):
     """An image file."""
     file = io.BytesIO()
     array = noise(side, side, seed=seed) if kind == "pgm" else noise(side, side, 3, seed=seed)
@@ -57,14 +51,14 @@ def photo(kind: str = "png", side: int = 8, seed: int = 0) -> bytes:
     return file.getvalue()
 
 
-def npy(array: np.ndarray, name: str = "") -> bytes:
+def npy(array, name=""):
     """The bytes of an .npy; `name` is not used."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
-def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+def zipped(files, method=zipfile.ZIP_STORED):
     """A zip archive."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
@@ -73,7 +67,7 @@ def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
-def member(name: str, data: bytes = b"", **attributes: object) -> tuple[tarfile.TarInfo, bytes]:
+def member(name, data=b"", **attributes):
     """A member of a tar archive; attributes are those of TarInfo."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
@@ -82,7 +76,7 @@ def member(name: str, data: bytes = b"", **attributes: object) -> tuple[tarfile.
     return info, data
 
 
-def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> bytes:
+def tarred(members, mode="w"):
     """A tar archive."""
     file = io.BytesIO()
     with tarfile.open(
@@ -93,7 +87,7 @@ def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> byt
     return file.getvalue()
 
 
-def photos(count: int = 3) -> dict[str, bytes]:
+def photos(count=3):
     """Two classes of photographs, by path."""
     files = {}
     for i in range(count):
@@ -103,7 +97,7 @@ def photos(count: int = 3) -> dict[str, bytes]:
     return files
 
 
-def png_of(header: bytes, pixels: bytes) -> bytes:
+def png_of(header, pixels):
     """A PNG file of a header and compressed pixels, with the right checksums."""
     file = b"\x89PNG\r\n\x1a\n"
     for kind, data in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
@@ -112,7 +106,7 @@ def png_of(header: bytes, pixels: bytes) -> bytes:
     return file
 
 
-def table(rows: dict[str, bytes]) -> bytes:
+def table(rows):
     """A CSV of files and labels."""
     lines = ["file,label"]
     for name in rows:
@@ -120,11 +114,11 @@ def table(rows: dict[str, bytes]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def mat(name: str, value: object, *further: tuple[str, object]) -> tuple[bytes, Wrap]:
+def mat(name, value, *further):
     """One variable, and a function that compresses it and further ones into a file."""
     matrices = list(starmap(matrix, further))
 
-    def wrap(data: bytes) -> bytes:
+    def wrap(data):
         file = header()
         for part in map(zlib.compress, (data, *matrices)):
             file += b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part
@@ -133,12 +127,12 @@ def mat(name: str, value: object, *further: tuple[str, object]) -> tuple[bytes, 
     return matrix(name, value), wrap
 
 
-def gzipped(files: dict[str, bytes]) -> dict[str, tuple[bytes, Wrap]]:
+def gzipped(files):
     """Files that are compressed one by one."""
     return {f"{name}.gz": (data, gzip.compress) for name, data in files.items()}
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     """Bytes of all files below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -147,7 +141,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def files_of(kind: str) -> dict[str, bytes]:
+def files_of(kind):
     """The files of a small published set, in a folder `s`."""
     with TemporaryDirectory() as folder:
         SETS[kind](Path(folder, "s"))
@@ -155,12 +149,12 @@ def files_of(kind: str) -> dict[str, bytes]:
 
 
 @cache
-def formats() -> dict[str, Format]:
+def formats():
     """All of them, by name."""
     return _arrays() | _files() | _published()
 
 
-def _arrays() -> dict[str, Format]:
+def _arrays():
     images = noise(12, 6, 5)
     labels = (np.arange(12) % 3).astype(np.uint8)
     idx = {}
@@ -172,7 +166,7 @@ def _arrays() -> dict[str, Format]:
     members = {"images.npy": npy(images), "labels.npy": npy(labels.astype(np.int64))}
     names = npy(np.array(["a", "b", "c"])[labels])
 
-    def wrap(data: bytes) -> bytes:
+    def wrap(data):
         return zipped(members | {"images.npy": data}, zipfile.ZIP_DEFLATED)
 
     return {
@@ -194,7 +188,7 @@ def _arrays() -> dict[str, Format]:
     }
 
 
-def _files() -> dict[str, Format]:
+def _files():
     files = photos()
     formats = {"csv": Format("t.csv", files | {"t.csv": table(files)})}
     for kind in KINDS:
@@ -210,7 +204,7 @@ def _files() -> dict[str, Format]:
     return formats
 
 
-def _published() -> dict[str, Format]:
+def _published():
     norb = files_of("norb")
     digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], noise(32, 32, 3, 4)]
     svhn = mat("X", digits[1], ("y", digits[0])), mat("y", digits[0], ("X", digits[1]))

@@ -1,7 +1,5 @@
 """Small files for the tests of the data room, and where the real data sets are."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
@@ -49,6 +47,11 @@ def assert_refused(message, *source, **options):
     """Loading this set ends in one line, which matches a regular expression."""
     with refusal(message):
         load_dataset(*source, **options)
+
+
+def both_splits(source, **options):
+    """The training images of a set and its test images."""
+    return [load_dataset(source, split, **options) for split in ("train", "test")]
 
 
 def idx_bytes(array):

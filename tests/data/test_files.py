@@ -1,7 +1,5 @@
 """Images that stay in their files: the same values as in memory, decoded when they are needed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -4,8 +4,6 @@ Each would take 64 MiB or more. More hostile files, and random damage to every f
 `tests/campaign`.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """What there is to predict: folders, patterns, archives, pictures, in order and one at a time."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 

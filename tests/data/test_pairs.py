@@ -11,7 +11,7 @@ from torchcaps.data import Dataset, PairMaker, load_dataset, make_pairs, multi_h
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
-from .makers import class_members, draw, ink_corners, refusal
+from .makers import both_splits, class_members, draw, ink_corners, refusal
 
 
 def make_source(per_class=6, num_classes=4):
@@ -183,8 +183,7 @@ def test_groups_of_the_source_are_never_split():
 
 
 def test_named_sets_are_made_of_the_splits_of_their_source():
-    train = load_dataset("multi-digits")
-    test = load_dataset("multi-digits", "test")
+    train, test = both_splits("multi-digits")
     assert train.images.shape == (6_000, 1, 36, 36)
     assert test.images.shape == (2_000, 1, 36, 36)
     digits = image_bytes(load_dataset("digits", "test").images)

@@ -17,15 +17,14 @@ from torchcaps.data import (
 from torchcaps.data.inputs import list_inputs
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
 
-from .makers import assert_refused, refusal
+from .makers import assert_refused, both_splits, refusal
 
 RANDOM = np.random.RandomState(0)
 SETS = RANDOM.normal(size=(10, 6, 2)) * 7 + 100
 
 
 def test_the_planes_are_always_the_same():
-    train = load_dataset("planes")
-    test = load_dataset("planes", "test")
+    train, test = both_splits("planes")
     assert (len(train), len(test)) == (512, 64)
     assert train.images.shape == (512, 2, 256, 1)
     assert train.classes == ("plane",)

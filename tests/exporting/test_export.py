@@ -1,7 +1,5 @@
 """Files of trained models: what is in them, what they answer, and which are never written."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Folders for the Hugging Face Hub: a round trip by a local folder, and by a hub of two functions."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

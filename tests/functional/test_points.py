@@ -12,20 +12,6 @@ from torchcaps.testing import seeded
 ALL_DIMENSIONS = pytest.mark.parametrize("dim", [2, 3])
 
 
-def random_rotations(dim):
-    matrices = torch.randn(
-        4,
-        dim,
-        dim,
-        generator=seeded(),
-        dtype=torch.float64,
-    )
-    q, r = torch.linalg.qr(matrices)
-    q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
-    q[:, :, 0] *= torch.linalg.det(q).unsqueeze(1)
-    return q
-
-
 def random_points(dim, seed=1, batch=4):
     points = torch.randn(
         4,

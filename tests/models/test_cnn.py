@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from checks import refuses
+from checks import assert_equal, refuses
 from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.notebook import parameter_count
@@ -77,8 +77,7 @@ def test_matching_leaves_the_random_numbers_as_they_were():
         pool=True,
         hidden=(cnn.hidden[0].out_features,),
     )
-    for parameter, expected_parameter in zip(cnn.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(parameter, expected_parameter)
+    assert_equal(list(cnn.parameters()), list(expected.parameters()))
 
 
 def test_too_small_to_be_matched():

@@ -1,7 +1,5 @@
 """Models as a notebook shows them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from torch import nn
 
 import torchcaps as tc
+from checks import assert_equal
 from reporting.pages import Page
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.notebook import parameter_count
@@ -127,8 +126,7 @@ def test_showing_changes_nothing(name):
 
     assert torch.equal(torch.get_rng_state(), rng_state)
     assert [module.training for module in model.modules()] == modes
-    for key, tensor in model.state_dict().items():
-        assert torch.equal(tensor, state[key]), key
+    assert_equal(model.state_dict(), state)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert calls == []
 

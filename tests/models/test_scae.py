@@ -3,8 +3,6 @@
 Poses, drawing and likelihoods are computed by loops.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,7 +21,6 @@ SMALL = {
     "channels": 4,
     "units": 8,
 }
-IDENTITY = torch.tensor([1.0, 0, 0, 0, 1, 0], dtype=torch.float64)
 
 
 def small_scae(**options):

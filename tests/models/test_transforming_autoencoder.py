@@ -160,5 +160,3 @@ def test_recognition_alone():
     assert_close(pose, expected.capsules(IMAGES).pose)
     assert_close(presence, expected.capsules(IMAGES).activation)
     assert [*model.weight] == ["recognize", "place", "gate"]
-    with refuses("reconstruct: this model has no decoder"):
-        model.reconstruct(model.capsules(IMAGES))

@@ -1,7 +1,5 @@
 """What every task has by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from PIL import Image

@@ -1,7 +1,5 @@
 """Rare classes that count as much as frequent ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

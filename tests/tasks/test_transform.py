@@ -1,7 +1,5 @@
 """Pairs of views, and the task that draws one by the other."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -25,13 +23,10 @@ from torchcaps.tasks import (
     transformed_pairs,
 )
 from torchcaps.tasks.transform import pairs_of
+from torchcaps.testing import seeded
 from torchcaps.training import TrainConfig, fit, load_recipe
 
 SMALL = {"capsules": 3, "recognition": 4, "generation": 5}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def dots(size=11, count=6):
@@ -43,7 +38,7 @@ def dots(size=11, count=6):
 
 def blobs(count=400, size=12):
     """Round blobs somewhere near the middle."""
-    centers = size / 2 + 4 * torch.rand(count, 2, generator=generator(1)) - 2
+    centers = size / 2 + 4 * torch.rand(count, 2, generator=seeded(1)) - 2
     y, x = torch.meshgrid(torch.arange(size) + 0.5, torch.arange(size) + 0.5, indexing="ij")
     distance = (x - centers[:, :1, None]) ** 2 + (y - centers[:, 1:, None]) ** 2
     return torch.exp(-distance / 3).unsqueeze(1)
@@ -61,10 +56,10 @@ def small(pose="translation", size=12, seed=0, **settings):
 
 
 def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
-    images = torch.rand(2, 1, 72, 72, generator=generator())
+    images = torch.rand(2, 1, 72, 72, generator=seeded())
     model = TransformingAutoencoder(1, 72, capsules=2, recognition=1, generation=40)
     task = create_task(model, TrainConfig()).train()
-    pairs = transformed_pairs(images, generator=generator())
+    pairs = transformed_pairs(images, generator=seeded())
     drawings = model.draw(model.move(model.capsules(pairs.source), pairs.transformation))
     size = model.draw_size
     assert size < (72, 72)
@@ -88,7 +83,7 @@ def brightest(image):
 
 
 def test_shifts_are_those_between_the_bright_pixels():
-    pairs = transformed_pairs(dots(), shift=2, generator=generator())
+    pairs = transformed_pairs(dots(), shift=2, generator=seeded())
     assert pairs.transformation.shape == (6, 2)
     for source, target, shift in zip(*pairs, strict=True):
         start = brightest(source)
@@ -101,7 +96,7 @@ def test_shifts_are_those_between_the_bright_pixels():
 
 def test_affine_pairs_are_two_views_with_the_matrix_between_them():
     images = blobs(5, 20)
-    pairs = transformed_pairs(images, "affine", generator=generator())
+    pairs = transformed_pairs(images, "affine", generator=seeded())
     assert pairs.transformation.shape == (5, 3, 3)
     last_rows = pairs.transformation[:, 2]
     assert_close(last_rows, torch.tensor([0.0, 0.0, 1.0]).expand(5, 3))
@@ -115,7 +110,7 @@ def test_affine_pairs_are_two_views_with_the_matrix_between_them():
 
 
 def random_matrices(**ranges):
-    pairs = transformed_pairs(blobs(5, 20), "affine", generator=generator(), **ranges)
+    pairs = transformed_pairs(blobs(5, 20), "affine", generator=seeded(), **ranges)
     matrices = pairs.transformation[:, :2, :2]
     assert (matrices - torch.eye(2)).abs().max() > 0.02
     return matrices
@@ -143,7 +138,7 @@ def test_ranges_switch_rotations_and_shears():
 def test_bad_arguments_of_pairs_are_refused(setting, complaint):
     arguments = {"images": blobs(2), "pose": "affine"} | setting
     with refuses(complaint):
-        transformed_pairs(generator=generator(), **arguments)
+        transformed_pairs(generator=seeded(), **arguments)
 
 
 def test_defaults_are_those_of_the_kind_of_pose():
@@ -158,14 +153,12 @@ def test_defaults_are_those_of_the_kind_of_pose():
 def test_batches_of_a_training_come_from_the_generator_alone(pose):
     task = small(pose).train()
     images = as_set(blobs(20))
-    batch = batch_of(task, images, torch.arange(7), generator(1))
-    assert_equal(batch, batch_of(task, images, torch.arange(7), generator(1)))
-    different = batch_of(task, images, torch.arange(7), generator(2))
+    batch = batch_of(task, images, torch.arange(7), seeded(1))
+    assert_equal(batch, batch_of(task, images, torch.arange(7), seeded(1)))
+    different = batch_of(task, images, torch.arange(7), seeded(2))
     name = "transformation"
     assert not torch.equal(batch.targets[name], different.targets[name])
-    assert_equal(
-        pairs_of(batch), transformed_pairs(images.images[:7], pose, generator=generator(1))
-    )
+    assert_equal(pairs_of(batch), transformed_pairs(images.images[:7], pose, generator=seeded(1)))
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
@@ -184,7 +177,7 @@ def test_pairs_of_an_evaluation_do_not_depend_on_the_batch_or_the_precision(pose
 def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
     crop = {"flip": True, "color_jitter": True, "crop": 10, "shift": 0}
     task = small(size=10, **crop).train()
-    pairs = pairs_of(batch_of(task, as_set(blobs(30)), torch.arange(30), generator()))
+    pairs = pairs_of(batch_of(task, as_set(blobs(30)), torch.arange(30), seeded()))
     assert pairs.source.shape == (30, 1, 10, 10)
     assert_close(pairs.source, pairs.target)  # without shifts the two views are one
     assert not pairs.transformation.any()
@@ -193,7 +186,7 @@ def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_the_loss_is_the_error_of_the_drawn_target_summed_over_pixels(pose):
     task = small(pose).train()
-    batch = batch_of(task, as_set(blobs(9)), torch.arange(9), generator())
+    batch = batch_of(task, as_set(blobs(9)), torch.arange(9), seeded())
     losses = task.training_step(batch, 0.5)
     pairs = pairs_of(batch)
     drawings = task.model(pairs.source, pairs.transformation)
@@ -273,7 +266,7 @@ def test_a_short_training_learns_the_positions_of_blobs():
     model, history = fit(model, images, epochs=25, batch_size=32, lr=1e-2, precision="fp32")
     assert history[-1]["train_loss"] < 0.3 * history[0]["train_loss"]
     assert history[-1]["val_correlation"] > 0.9
-    pairs = transformed_pairs(blobs(100), generator=generator(9))
+    pairs = transformed_pairs(blobs(100), generator=seeded(9))
     evaluation = evaluate_transforming(model, pairs)
     assert evaluation.figures["correlation_dx"] > 0.9
     assert evaluation.figures["correlation_dy"] > 0.9

@@ -1,7 +1,5 @@
 """Runs of the task that draws transformed images: folders, resuming, figures, early settings."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """The task of label trees: weights of levels, figures, flat classifiers, and runs."""
 
-from __future__ import annotations
-
 import json
 import os
 

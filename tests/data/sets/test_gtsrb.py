@@ -4,7 +4,15 @@ from torch.testing import assert_close
 
 from torchcaps.data import load_dataset
 
-from ..makers import COLUMNS, IMAGES, assert_refused, class_members, make_row, write_gtsrb
+from ..makers import (
+    COLUMNS,
+    IMAGES,
+    assert_refused,
+    both_splits,
+    class_members,
+    make_row,
+    write_gtsrb,
+)
 
 
 @pytest.fixture
@@ -31,8 +39,7 @@ def test_the_test_split_has_no_tracks(root):
 
 def test_without_a_test_table_whole_tracks_are_held_out(tmp_path):
     root = write_gtsrb(tmp_path, num_test=0)
-    train = load_dataset(root)
-    test = load_dataset(root, "test")
+    train, test = both_splits(root)
     assert (len(train), len(test)) == (32, 8)
     assert not class_members(train, "track") & class_members(test, "track")
 

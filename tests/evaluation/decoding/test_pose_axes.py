@@ -1,7 +1,5 @@
 """Axes of poses, found and named where a decoder's effect is known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
