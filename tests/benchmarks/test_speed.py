@@ -81,9 +81,9 @@ def test_a_wrong_variant_is_not_timed(monkeypatch):
 
 
 def test_a_model_without_dynamic_routing_has_no_variants():
-    with refuses("model: expected one with a CapsuleLinear, got Linear"):
+    with refuses("model: expected one with a CapsuleLinear, got Linear", ValueError):
         step.routed_layer(nn.Linear(2, 2))
-    with refuses("routing: expected plain dynamic routing"):
+    with refuses("routing: expected plain dynamic routing", ValueError):
         step.routed_layer(create_model("capsnet", routing="random", decoder=False, **THIN))
 
 

@@ -69,9 +69,8 @@ def test_images_of_another_type_are_refused(model, images, dtype):
     call = model.capsules if model.spec.pose else model
     if model.spec.task == "align":
         call = model.align
-    with refuses(str(dtype)) as error:
+    with refuses(f"^images: .*{dtype}"):
         call(images.to(dtype))
-    assert error.value.argument == "images"
 
 
 def test_a_batch_of_the_smallest_size_trains(model, images):

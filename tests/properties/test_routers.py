@@ -218,9 +218,8 @@ def test_routing_that_returns_a_bare_tuple_is_refused_by_name():
         def route(self, votes, parents):
             return tuple(super().route(votes, parents))
 
-    with refuses("Bare") as raised:
+    with refuses("^routing: .*Bare"):
         Bare()(testing.random_votes(2, 3, 4, 5))
-    assert raised.value.argument == "routing"
 
 
 def test_a_router_without_coupling_is_refused():
