@@ -32,7 +32,7 @@ PAPER = (1, 8, 16)
     seed=st.integers(0, 999),
     leaky=st.booleans(),
     detach=st.booleans(),
-    iterations=st.integers(1, 4),
+    iterations=st.integers(1, 3),
 )
 def test_layers_drawn_at_random(impl, field, batch, types, parents, bias, seed, **options):
     if not isinstance(field, DenseField):
