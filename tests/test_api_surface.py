@@ -29,7 +29,7 @@ MODULES = [
 ]
 
 
-def public_names(module: ModuleType) -> list[str]:
+def public_names(module):
     """Names that the `__init__` of a module exports."""
     names = getattr(module, "__all__", None)
     if names is None:
@@ -41,12 +41,12 @@ def public_names(module: ModuleType) -> list[str]:
     return sorted(names)
 
 
-def surface() -> dict[str, list[str]]:
+def surface():
     """Public names of each module."""
     return {name: public_names(import_module(name)) for name in MODULES}
 
 
-def public_classes() -> set[type]:
+def public_classes():
     """Classes of the library whose names are public, without protocols."""
     classes = set()
     for info in pkgutil.walk_packages(torchcaps.__path__, "torchcaps."):
@@ -57,7 +57,7 @@ def public_classes() -> set[type]:
     return classes
 
 
-def undocumented_methods(cls: type) -> list[str]:
+def undocumented_methods(cls):
     return [
         f"{cls.__module__}.{cls.__qualname__}.{name}"
         for name, member in vars(cls).items()

@@ -1,7 +1,5 @@
 """pyproject.toml, the two files of constraints and the Makefile say the same."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

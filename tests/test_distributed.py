@@ -395,9 +395,12 @@ def test_a_process_alone_calls_nothing():
     assert "forward" not in vars(module[0])
 
 
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+
+
 @pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_an_environment_that_is_not_torchruns(missing):
-    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    environ = dict(TORCHRUN)
     del environ[missing]
     with (
         pytest.raises(TrainingError, match=f"{missing}: expected in the environment"),
@@ -408,13 +411,7 @@ def test_an_environment_that_is_not_torchruns(missing):
 
 def test_a_device_that_processes_cannot_share(monkeypatch):
     monkeypatch.setattr(distributed, "_store", None)
-    environ = {
-        "WORLD_SIZE": "2",
-        "RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "0",
-        "LOCAL_RANK": "1",
-    }
+    environ = TORCHRUN | {"LOCAL_RANK": "1"}
     with (
         pytest.raises(ValueError, match="device: expected auto, cpu or cuda .* got cuda:1"),
         init(environ, "cuda:1"),
@@ -434,8 +431,10 @@ def test_a_device_that_processes_cannot_share(monkeypatch):
 def test_a_process_that_does_not_come(monkeypatch):
     monkeypatch.setattr(distributed, "_store", None)
     monkeypatch.setattr(distributed, "PATIENCE", timedelta(seconds=1))
-    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    with pytest.raises(TrainingError, match="a process of this run was lost"), init(environ, "cpu"):
+    with (
+        pytest.raises(TrainingError, match="a process of this run was lost"),
+        init(TORCHRUN, "cpu"),
+    ):
         pass
 
 

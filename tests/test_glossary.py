@@ -18,7 +18,7 @@ WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 FLAGS = ("args", "kwargs", "cls", "self")
 
 
-def public_words() -> dict[str, set[str]]:
+def public_words():
     """Words of public names and of their parameters, in lower case, and where each stands."""
     places = defaultdict(set)
     for module_name, names in json.loads(SURFACE.read_text(encoding="utf-8")).items():
@@ -31,7 +31,7 @@ def public_words() -> dict[str, set[str]]:
     return dict(places)
 
 
-def _parameters(value: object) -> list[str]:
+def _parameters(value):
     if not (inspect.isfunction(value) or inspect.isclass(value)):
         return []
     try:
@@ -40,13 +40,13 @@ def _parameters(value: object) -> list[str]:
         return []
 
 
-def glossary() -> tuple[dict[str, str], set[str]]:
+def glossary():
     """Meanings of words, and words that have none of their own, such as `of`."""
     content = tomllib.loads(GLOSSARY.read_text(encoding="utf-8"))
     return content["words"], set(content["grammar"]["words"])
 
 
-def entry(word: str, meanings: dict[str, str]) -> str:
+def entry(word, meanings):
     """The entry of a word: its own, or that of its singular."""
     singular = word[:-3] + "y" if word.endswith("ies") else word.removesuffix("s")
     candidates = (word, singular, word.removesuffix("es"))
@@ -55,7 +55,7 @@ def entry(word: str, meanings: dict[str, str]) -> str:
     return next((one for one in candidates if one in meanings), singular)
 
 
-def renewed() -> str:
+def renewed():
     """The glossary with the words of today."""
     meanings, grammar = glossary()
     entries = {entry(word, meanings) for word in public_words() if word not in grammar}

@@ -1,7 +1,5 @@
 """What a release says of itself: its version, its links, its workflows and its tables."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the site is made from: pages of systems, the contents, the reference, its settings."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Several networks as one: activations whose accuracies are known, and the command on runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

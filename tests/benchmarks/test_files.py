@@ -1,7 +1,5 @@
 """The benchmark of many files, with a few of them."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -3,17 +3,19 @@
 import pytest
 import torch
 from benchmarks.peers import EinsumCapsNet, ratio_interval
+from torch.testing import assert_close
 
 from benchmarks import peers
 from torchcaps import create_model
 from torchcaps.data import Batch
 from torchcaps.nn import CapsuleLinear
 from torchcaps.tasks import create_task
+from torchcaps.testing import seeded
 from torchcaps.training import TrainConfig
 
 
 def test_the_peer_has_the_loss_and_the_gradients_of_the_library():
-    model = create_model("capsnet", generator=torch.Generator().manual_seed(0))
+    model = create_model("capsnet", generator=seeded(0))
     peer = EinsumCapsNet()
     layer = next(module for module in model.modules() if isinstance(module, CapsuleLinear))
     peer.weight.data = layer.weight.data.clone()
@@ -26,16 +28,16 @@ def test_the_peer_has_the_loss_and_the_gradients_of_the_library():
     )
     for source, target in pairs:
         target.load_state_dict(source.state_dict())
-    images = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    images = torch.rand(3, 1, 28, 28, generator=seeded(1))
     labels = torch.tensor([3, 0, 9])
 
     loss = peer(images, labels)
     task = create_task(model, TrainConfig())
     expected = task.training_step(Batch(images, {"label": labels}, labels), 0.0)["loss"]
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     loss.backward()
     expected.backward()
-    torch.testing.assert_close(peer.weight.grad, layer.weight.grad, rtol=1e-3, atol=1e-7)
+    assert_close(peer.weight.grad, layer.weight.grad, rtol=1e-3, atol=1e-7)
 
 
 def test_the_interval_of_equal_and_of_scattered_ratios():

@@ -1,7 +1,5 @@
 """Pictures of digits in eight ways, and of none: what prediction is held to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from benchmarks.pictures import DIGITS, OTHERS, measure, others

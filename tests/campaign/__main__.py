@@ -3,8 +3,6 @@
 Prints a table. Exit status 1 for failures.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -16,7 +14,7 @@ from campaign.core import cases, fixed
 from campaign.run import Campaign
 
 
-def main() -> int:
+def main():
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="python -m campaign", description=__doc__)
     parser.add_argument(

@@ -12,60 +12,54 @@ and, where they differ from the defaults below, MEMORY, SECONDS, WALL, and `prep
 cases share.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from random import Random
-from types import ModuleType
-from typing import Any
 
 from campaign import areas
 
-Case = dict[str, Any]
 MEMORY = 1 << 30  # bytes by which a case may make the process grow
 SECONDS = 10.0  # of processor time that a case may take in the process
 WALL = 90.0  # seconds after which a case hangs, on a machine that does other things too
 FIXED = Path(__file__).with_name("cases")
 
 
-def area_names() -> list[str]:
+def area_names():
     """The areas, without those whose names begin with an underscore."""
     names = map(attrgetter("name"), pkgutil.iter_modules(areas.__path__))
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def area(name: str) -> ModuleType:
+def area(name):
     """The module of an area."""
     return importlib.import_module(f"campaign.areas.{name}")
 
 
-def limit(name: str, setting: str) -> Any:
+def limit(name, setting):
     """MEMORY, SECONDS or WALL of an area."""
     return getattr(area(name), setting, globals()[setting])
 
 
-def dice(case: Case) -> Random:
+def dice(case):
     """The random numbers of a case."""
     return Random(f"{case['area']}/{case['test']}/{case['seed']}")
 
 
-def draw_case(name: str, test: str, seed: int) -> Case:
+def draw_case(name, test, seed):
     """The case of this seed."""
     case = {"area": name, "test": test, "seed": seed}
     return case | area(name).draw(test, dice(case))
 
 
-def is_selected(name: str, test: str, selection: Sequence[str]) -> bool:
+def is_selected(name, test, selection):
     """Whether an area, or "area/test", is in a selection; an empty one has all."""
     return not selection or name in selection or f"{name}/{test}" in selection
 
 
-def shares(selection: Sequence[str] = ()) -> dict[tuple[str, str], int]:
+def shares(selection=()):
     """Cases of each (area, test) among 10,000; tests that are selected by their own name count."""
     numbers = {}
     for name in area_names():
@@ -78,7 +72,7 @@ def shares(selection: Sequence[str] = ()) -> dict[tuple[str, str], int]:
     return numbers
 
 
-def cases(seed: int, selection: Sequence[str] = ()) -> Iterator[Case]:
+def cases(seed, selection=()):
     """Cases without end; at any moment the tests have had their shares of them."""
     numbers = shares(selection)
     total = sum(numbers.values())
@@ -89,7 +83,7 @@ def cases(seed: int, selection: Sequence[str] = ()) -> Iterator[Case]:
         counts[key] += 1
 
 
-def fixed(selection: Sequence[str] = ()) -> list[Case]:
+def fixed(selection=()):
     """The committed cases, which failed once."""
     committed = []
     for file in sorted(FIXED.glob("*.json")):
@@ -97,14 +91,14 @@ def fixed(selection: Sequence[str] = ()) -> list[Case]:
     return [case for case in committed if is_selected(case["area"], case["test"], selection)]
 
 
-def read_cases(file: Path) -> list[Case]:
+def read_cases(file):
     """The cases in a file: one, or a list of them."""
     content = json.loads(file.read_text(encoding="utf-8"))
     listed = content if isinstance(content, list) else [content]
     return [{"area": file.stem, "seed": 0} | case for case in listed]
 
 
-def title(case: Case) -> str:
+def title(case):
     """A short name that is good for a file, too."""
     words = f"{case['area']} {case['test']} {case.get('name', case['seed'])}"
     return "".join(c if c.isalnum() else "-" for c in words)

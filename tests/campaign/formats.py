@@ -1,25 +1,22 @@
 """A small, whole data set in every format that `load_dataset` reads, as bytes by file name."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from functools import cache
-from itertools import product, starmap
+from itertools import starmap
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from PIL import Image
 
-from data.makers import idx_bytes
+from data.makers import SETS, idx_bytes, noise
 from data.mat_files import header, mat_bytes, matrix
-from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 
-Wrap = Callable[[bytes], bytes]
 KINDS = {
     "png": "PNG",
     "jpg": "JPEG",
@@ -29,7 +26,6 @@ KINDS = {
     "webp": "WEBP",
     "pgm": "PPM",
 }
-COLUMNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
 
 
 class Format:
@@ -41,35 +37,28 @@ class Format:
         inner: what is inside a packed file, and how it is packed again: damage gets past checksums.
     """
 
-    def __init__(
-        self, path: str, files: dict[str, bytes], inner: dict[str, tuple[bytes, Wrap]] | None = None
-    ) -> None:
+    def __init__(self, path, files, inner=None):
         self.path = path
         self.inner = inner or {}
         self.files = files | {name: wrap(data) for name, (data, wrap) in self.inner.items()}
 
 
-def pixels(*shape: int, seed: int = 0) -> np.ndarray:
-    """Noise."""
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def photo(kind: str = "png", side: int = 8, seed: int = 0) -> bytes:
+def photo(kind="png", side=8, seed=0):
     """An image file."""
     file = io.BytesIO()
-    array = pixels(side, side, seed=seed) if kind == "pgm" else pixels(side, side, 3, seed=seed)
+    array = noise(side, side, seed=seed) if kind == "pgm" else noise(side, side, 3, seed=seed)
     Image.fromarray(array).save(file, KINDS[kind])
     return file.getvalue()
 
 
-def npy(array: np.ndarray, name: str = "") -> bytes:
+def npy(array, name=""):
     """The bytes of an .npy; `name` is not used."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
-def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+def zipped(files, method=zipfile.ZIP_STORED):
     """A zip archive."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
@@ -78,7 +67,7 @@ def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
-def member(name: str, data: bytes = b"", **attributes: object) -> tuple[tarfile.TarInfo, bytes]:
+def member(name, data=b"", **attributes):
     """A member of a tar archive; attributes are those of TarInfo."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
@@ -87,7 +76,7 @@ def member(name: str, data: bytes = b"", **attributes: object) -> tuple[tarfile.
     return info, data
 
 
-def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> bytes:
+def tarred(members, mode="w"):
     """A tar archive."""
     file = io.BytesIO()
     with tarfile.open(
@@ -98,7 +87,7 @@ def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> byt
     return file.getvalue()
 
 
-def photos(count: int = 3) -> dict[str, bytes]:
+def photos(count=3):
     """Two classes of photographs, by path."""
     files = {}
     for i in range(count):
@@ -108,7 +97,7 @@ def photos(count: int = 3) -> dict[str, bytes]:
     return files
 
 
-def png_of(header: bytes, pixels: bytes) -> bytes:
+def png_of(header, pixels):
     """A PNG file of a header and compressed pixels, with the right checksums."""
     file = b"\x89PNG\r\n\x1a\n"
     for kind, data in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
@@ -117,7 +106,7 @@ def png_of(header: bytes, pixels: bytes) -> bytes:
     return file
 
 
-def table(rows: dict[str, bytes]) -> bytes:
+def table(rows):
     """A CSV of files and labels."""
     lines = ["file,label"]
     for name in rows:
@@ -125,11 +114,11 @@ def table(rows: dict[str, bytes]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def mat(name: str, value: object, *further: tuple[str, object]) -> tuple[bytes, Wrap]:
+def mat(name, value, *further):
     """One variable, and a function that compresses it and further ones into a file."""
     matrices = list(starmap(matrix, further))
 
-    def wrap(data: bytes) -> bytes:
+    def wrap(data):
         file = header()
         for part in map(zlib.compress, (data, *matrices)):
             file += b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part
@@ -138,19 +127,35 @@ def mat(name: str, value: object, *further: tuple[str, object]) -> tuple[bytes, 
     return matrix(name, value), wrap
 
 
-def gzipped(files: dict[str, bytes]) -> dict[str, tuple[bytes, Wrap]]:
+def gzipped(files):
     """Files that are compressed one by one."""
     return {f"{name}.gz": (data, gzip.compress) for name, data in files.items()}
 
 
+def files(folder):
+    """Bytes of all files below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def files_of(kind):
+    """The files of a small published set, in a folder `s`."""
+    with TemporaryDirectory() as folder:
+        SETS[kind](Path(folder, "s"))
+        return files(Path(folder))
+
+
 @cache
-def formats() -> dict[str, Format]:
+def formats():
     """All of them, by name."""
     return _arrays() | _files() | _published()
 
 
-def _arrays() -> dict[str, Format]:
-    images = pixels(12, 6, 5)
+def _arrays():
+    images = noise(12, 6, 5)
     labels = (np.arange(12) % 3).astype(np.uint8)
     idx = {}
     for stem in ("train", "t10k"):
@@ -161,7 +166,7 @@ def _arrays() -> dict[str, Format]:
     members = {"images.npy": npy(images), "labels.npy": npy(labels.astype(np.int64))}
     names = npy(np.array(["a", "b", "c"])[labels])
 
-    def wrap(data: bytes) -> bytes:
+    def wrap(data):
         return zipped(members | {"images.npy": data}, zipfile.ZIP_DEFLATED)
 
     return {
@@ -183,7 +188,7 @@ def _arrays() -> dict[str, Format]:
     }
 
 
-def _files() -> dict[str, Format]:
+def _files():
     files = photos()
     formats = {"csv": Format("t.csv", files | {"t.csv": table(files)})}
     for kind in KINDS:
@@ -199,26 +204,12 @@ def _files() -> dict[str, Format]:
     return formats
 
 
-def _published() -> dict[str, Format]:
-    labels = (np.arange(4) % 10).astype(np.uint8)
-    rows = pixels(4, 3072)
-    raw = np.hstack([labels[:, None], rows]).tobytes()
-    batches = [*map("data_batch_{}".format, range(1, 6)), "test_batch"]
-    norb = {}
-    for stem in STEMS.values():
-        info = np.stack(
-            [np.arange(4) % 3, np.arange(4), 2 * np.arange(4), np.arange(4)], axis=1
-        ).astype(np.int32)
-        arrays = {
-            "dat": pixels(4, 2, 8, 8),
-            "cat": (np.arange(4) % 5).astype(np.int32),
-            "info": info,
-        }
-        norb |= {f"s/{stem}-{kind}.mat": matrix_bytes(array) for kind, array in arrays.items()}
-    digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], pixels(32, 32, 3, 4)]
+def _published():
+    norb = files_of("norb")
+    digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], noise(32, 32, 3, 4)]
     svhn = mat("X", digits[1], ("y", digits[0])), mat("y", digits[0], ("X", digits[1]))
     return {
-        "cifar": Format("s", {f"s/{name}.bin": raw for name in batches}),
+        "cifar": Format("s", files_of("cifar")),
         "norb": Format("s", norb),
         "norb.gz": Format("s", {}, gzipped(norb)),
         "svhn": Format(
@@ -227,19 +218,5 @@ def _published() -> dict[str, Format]:
             {"s/train_32x32.mat": svhn[0]},
         ),
         "svhn labels": Format("s", {}, {"s/train_32x32.mat": svhn[1], "s/test_32x32.mat": svhn[1]}),
-        "gtsrb": Format("s", _gtsrb()),
+        "gtsrb": Format("s", files_of("gtsrb")),
     }
-
-
-def _gtsrb() -> dict[str, bytes]:
-    files = {}
-    for label in (0, 3):
-        folder = f"s/Final_Training/Images/{label:05d}"
-        names = list(starmap("{:05d}_{:05d}.ppm".format, product(range(5), range(2))))
-        table = COLUMNS
-        for name in names:
-            table += f"{name};10;10;1;1;8;8;{label}\n"
-        files[f"{folder}/GT-{label:05d}.csv"] = table.encode()
-        for name in names:
-            files[f"{folder}/{name}"] = b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes()
-    return files

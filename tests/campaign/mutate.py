@@ -1,11 +1,6 @@
 """Damage to bytes, text and JSON: a generator of random numbers in, something hostile out."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Callable
-from random import Random
-from typing import Any
 
 EXTREMES = (
     0,
@@ -34,7 +29,7 @@ NUMBERS = (
     "nan",
     "7.5",
 )
-VALUES: tuple[Any, ...] = (
+VALUES = (
     None,
     True,
     False,
@@ -65,7 +60,7 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def place(data: bytes, random: Random, width: int = 1) -> int:
+def place(data, random, width=1):
     """Somewhere, headers and ends more often than their share."""
     last = max(len(data) - width, 0)
     near = min(256, last)
@@ -77,7 +72,7 @@ def place(data: bytes, random: Random, width: int = 1) -> int:
     )
 
 
-def flip(data: bytes, random: Random) -> bytes:
+def flip(data, random):
     """One to four bits."""
     changed_bytes = bytearray(data)
     for _ in range(random.randint(1, 4) if changed_bytes else 0):
@@ -85,19 +80,19 @@ def flip(data: bytes, random: Random) -> bytes:
     return bytes(changed_bytes)
 
 
-def flip_one(data: bytes, random: Random) -> bytes:
+def flip_one(data, random):
     """One bit, anywhere with equal chance."""
     changed_bytes = bytearray(data)
     changed_bytes[random.randrange(len(changed_bytes))] ^= 1 << random.randrange(8)
     return bytes(changed_bytes)
 
 
-def truncate(data: bytes, random: Random) -> bytes:
+def truncate(data, random):
     """The beginning alone."""
     return data[: place(data, random)]
 
 
-def inflate(data: bytes, random: Random) -> bytes:
+def inflate(data, random):
     """A number in the file, of 1 to 8 bytes and either order, becomes an extreme one."""
     width = random.choice((1, 2, 4, 4, 4, 8))
     value = random.choice(EXTREMES) % (1 << 8 * width)
@@ -107,7 +102,7 @@ def inflate(data: bytes, random: Random) -> bytes:
     return data[:at] + number + data[at + width :]
 
 
-def splice(data: bytes, random: Random) -> bytes:
+def splice(data, random):
     """A piece cut out, repeated, zeroed or replaced."""
     at = place(data, random)
     length = random.choice((1, 4, 16, 512, len(data) // 2))
@@ -118,7 +113,7 @@ def splice(data: bytes, random: Random) -> bytes:
     return data[:at] + new + data[at + length :]
 
 
-def renumber(data: bytes, random: Random) -> bytes:
+def renumber(data, random):
     """A run of digits becomes another number, in a header of text or anywhere."""
     digits = [i for i, c in enumerate(data[:4096]) if 48 <= c < 58]
     if not digits:
@@ -130,7 +125,7 @@ def renumber(data: bytes, random: Random) -> bytes:
     return data[:start] + new + data[end:]
 
 
-BYTES: dict[str, Callable[[bytes, Random], bytes]] = {
+BYTES = {
     "bit flips": flip,
     "truncation": truncate,
     "lengths": inflate,
@@ -140,7 +135,7 @@ BYTES: dict[str, Callable[[bytes, Random], bytes]] = {
 }
 
 
-def nodes(value: Any, path: tuple = ()) -> list[tuple]:
+def nodes(value, path=()):
     """The path of every part of a JSON value."""
     inner = (
         value.items()
@@ -155,7 +150,7 @@ def nodes(value: Any, path: tuple = ()) -> list[tuple]:
     return paths
 
 
-def put(value: Any, path: tuple | list, new: Any) -> Any:
+def put(value, path, new):
     """A copy with another value at a path."""
     if not path:
         return new
@@ -166,7 +161,7 @@ def put(value: Any, path: tuple | list, new: Any) -> Any:
     return copy
 
 
-def edit(value: Any, random: Random) -> Any:
+def edit(value, random):
     """A JSON value of which one part is replaced, dropped, added or scaled."""
     path = random.choice(nodes(value)[1:] or [()])
     part = value
@@ -197,25 +192,25 @@ def edit(value: Any, random: Random) -> Any:
     return put(value, path, random.choice(VALUES))
 
 
-def changed(value: Any, changes: dict[str, Any]) -> Any:
+def changed(value, changes):
     """A JSON value with parts set by paths such as "options.channels"."""
     for path, new in changes.items():
         value = put(value, [int(key) if key.isdigit() else key for key in path.split(".")], new)
     return value
 
 
-def nested(depth: int) -> str:
+def nested(depth):
     """JSON so deep that a parser that recurses gives up."""
     return "[" * depth + "]" * depth
 
 
-def unpacked(data: bytes) -> tuple[str, bytes]:
+def unpacked(data):
     """Header (as text) and payload of a safetensors file."""
     size = struct.unpack("<Q", data[:8])[0]
     return data[8 : 8 + size].decode(), data[8 + size :]
 
 
-def packed(header: str, payload: bytes) -> bytes:
+def packed(header, payload):
     """The inverse of `unpacked`."""
     text = header.encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % 8)

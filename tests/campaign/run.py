@@ -1,16 +1,12 @@
 """Many cases on some processes, and the table of what became of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-from campaign.core import Case, title
-from campaign.worker import Verdict, Worker
+from campaign.core import title
+from campaign.worker import Worker
 
 INTERVAL = 30.0  # seconds between lines of progress
 
@@ -24,16 +20,14 @@ class Campaign:
         minutes: after which no further case is begun; None is never.
     """
 
-    def __init__(
-        self, stream: Iterator[Case], folder: Path | None = None, minutes: float | None = None
-    ) -> None:
+    def __init__(self, stream, folder=None, minutes=None):
         self.stream = stream
         self.folder = folder
         self.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-        self.verdicts: list[tuple[Case, Verdict]] = []
+        self.verdicts = []
         self.lock = threading.Lock()
 
-    def run(self, processes: int) -> None:
+    def run(self, processes):
         """Check all cases, some at a time."""
         workers = [Worker() for _ in range(processes)]
         threads = [
@@ -51,36 +45,36 @@ class Campaign:
             for worker in workers:
                 worker.close()
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker):
         while case := self._next():
             verdict = worker.check(case)
             self.verdicts.append((case, verdict))
             if verdict.failure is not None:
                 self._keep(case, verdict.failure)
 
-    def _next(self) -> Case | None:
+    def _next(self):
         with self.lock:
             return None if time.monotonic() > self.until else next(self.stream, None)
 
-    def _keep(self, case: Case, failure: str) -> None:
+    def _keep(self, case, failure):
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(case | {"failure": failure}, indent=2) + "\n"
             (self.folder / f"{title(case)}.json").write_text(text, encoding="utf-8")
         self._say(f"{title(case)}: {failure[:300]}")
 
-    def _say(self, text: str) -> None:
+    def _say(self, text):
         if self.folder is not None:
             print(text, file=sys.stderr, flush=True)
 
     @property
-    def failed(self) -> bool:
+    def failed(self):
         """Whether any case was."""
         return any(verdict.failure is not None for _, verdict in self.verdicts)
 
-    def table(self) -> str:
+    def table(self):
         """A row for each test, and one for all."""
-        rows: dict[tuple[str, str], list[float]] = {}
+        rows = {}
         for case, verdict in self.verdicts:
             for key in ((case["area"], case["test"]), ("~", "")):  # behind all names
                 row = rows.setdefault(key, [0, 0, 0.0])

@@ -9,21 +9,21 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from campaign.formats import files
 from torchcaps.cli.main import main
-from torchcaps.training import Trainer, train
+from torchcaps.training import train
 from training.makers import Watch, contents, leftovers, write_bars
 
 OPTIONS = {"channels": 8, "primary_types": 2, "decoder": False}
 SEED = 3
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "epochs": 3,
     "batch_size": 16,
     "holdout": 6.0,
@@ -37,7 +37,6 @@ _START = (
 )
 START = tuple(_START.split())
 RESUME = ("train", "capsnet", "--output", "run", "--resume", "--no-keep-memory")
-Files = dict[str, bytes]
 
 
 class Outcome(NamedTuple):
@@ -47,7 +46,7 @@ class Outcome(NamedTuple):
     err: str
 
 
-def command(*words: str) -> Outcome:
+def command(*words):
     """Run a command line inside this process, in the current folder."""
     err = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(err):
@@ -63,7 +62,7 @@ def command(*words: str) -> Outcome:
     return Outcome(status, err.getvalue())
 
 
-def refusal(outcome: Outcome) -> str:
+def refusal(outcome):
     """The sentence of a command that failed as commands should."""
     last = (outcome.err.strip().splitlines() or [""])[-1]
     assert outcome.status in (1, 2), f"status {outcome.status}: {outcome.err[-300:]}"
@@ -75,16 +74,7 @@ def refusal(outcome: Outcome) -> str:
     return last
 
 
-def files(folder: Path) -> Files:
-    """Bytes of all files below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def put(folder: Path, contents: Files) -> None:
+def put(folder, contents):
     """Write files below a folder."""
     for name, data in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -92,23 +82,23 @@ def put(folder: Path, contents: Files) -> None:
 
 
 @cache
-def bars() -> bytes:
+def bars():
     """The data, to be written as bars.npz."""
     with tempfile.TemporaryDirectory() as folder:
         return write_bars(Path(folder, "bars.npz"), size=(18, 20)).read_bytes()
 
 
 @cache
-def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
+def history(seed=SEED):
     """What a kill after each step leaves of the run, and what the whole run is to have."""
-    states: dict[int, Files] = {}
+    states = {}
     home = Path.cwd()
     with tempfile.TemporaryDirectory() as name:
         try:
             os.chdir(name)
             Path("bars.npz").write_bytes(bars())
 
-            def keep(trainer: Trainer, losses: dict[str, float]) -> None:
+            def keep(trainer, losses):
                 states[trainer.state.step] = files(Path("run"))
 
             options = {"model_options": OPTIONS, **SETTINGS}
@@ -118,7 +108,7 @@ def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
             os.chdir(home)
 
 
-def check_finished(folder: Path, metrics: bool = True, seed: int = SEED) -> None:
+def check_finished(folder, metrics=True, seed=SEED):
     """Fails unless a run ended as the one that nothing stopped, with nothing left behind."""
     files = contents(folder / "run")
     for name, expected in history(seed)[1].items():
@@ -136,7 +126,7 @@ LINES = (
 )
 
 
-def start(folder: Path, *words: str, first: str = "pass") -> subprocess.Popen:
+def start(folder, *words, first="pass"):
     """Start a command in a process of its own; `first` is Python to begin with."""
     return subprocess.Popen(
         [sys.executable, "-c", LINES.format(first), *words],
@@ -147,13 +137,13 @@ def start(folder: Path, *words: str, first: str = "pass") -> subprocess.Popen:
     )
 
 
-def wait_for_end(process: subprocess.Popen) -> Outcome:
+def wait_for_end(process):
     """Wait for a process to end."""
     _, err = process.communicate()
     return Outcome(process.returncode, err)
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+def wait_until(condition, process):
     """Wait for a condition, or for the end of a process."""
     while process.poll() is None and not condition():
         time.sleep(0.001)

@@ -1,7 +1,5 @@
 """A short campaign, and the tests of what runs it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

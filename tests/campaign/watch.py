@@ -1,14 +1,11 @@
 """What a process does to files and processes, by Python's audit events; and harm at such events."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -45,17 +42,17 @@ EXECUTIONS = {
     "webbrowser.open",
     "os.kill",
 }
-_listeners: list[Callable[[str, tuple], None]] = []
-_forever: list[AbstractContextManager] = []
+_listeners = []
+_forever = []
 
 
-def _hook(event: str, arguments: tuple) -> None:
+def _hook(event, arguments):
     for listener in tuple(_listeners):
         listener(event, arguments)
 
 
 @contextmanager
-def _listening(listener: Callable[[str, tuple], None]) -> Iterator[None]:
+def _listening(listener):
     if not getattr(sys, "_campaign_hook", False):
         sys.addaudithook(_hook)  # for as long as the process lives: hooks cannot be taken back
         sys._campaign_hook = True
@@ -66,7 +63,7 @@ def _listening(listener: Callable[[str, tuple], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def is_change(event: str, arguments: tuple) -> bool:
+def is_change(event, arguments):
     """Whether an event is a change of files."""
     if event == "open":
         _, mode, flags = arguments
@@ -74,7 +71,7 @@ def is_change(event: str, arguments: tuple) -> bool:
     return event in CHANGES
 
 
-def by_isolated_reader() -> bool:
+def by_isolated_reader():
     """Whether the library starts its process for readers that may crash, or fetches its answer."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -85,14 +82,14 @@ def by_isolated_reader() -> bool:
 
 
 @contextmanager
-def no_side_effects(folder: Path) -> Iterator[None]:
+def no_side_effects(folder):
     """Fails when what happens inside executes something, or changes a file here or anywhere.
 
     The process of a reader that may crash, and the temporary folder of its answer, do not count.
     """
-    effects: list[str] = []
+    effects = []
 
-    def note(event: str, arguments: tuple) -> None:
+    def note(event, arguments):
         if (event in EXECUTIONS or is_change(event, arguments)) and not by_isolated_reader():
             effects.append(f"{event} {str(arguments[:1])[:200]}")
 
@@ -105,7 +102,7 @@ def no_side_effects(folder: Path) -> Iterator[None]:
     assert listing(folder) == before, "the folder is not as it was before"
 
 
-def listing(folder: Path) -> dict[str, tuple[int, ...]]:
+def listing(folder):
     """Type, size and time of every file below a folder."""
     entries = {}
     for path in sorted(folder.rglob("*")):
@@ -116,16 +113,14 @@ def listing(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 @contextmanager
-def at_change(
-    number: int, act: Callable[[str], None], below: Path, once: bool = True
-) -> Iterator[None]:
+def at_change(number, act, below, once=True):
     """Act before a change of files below a folder, by its number from 0.
 
     Unless `once`, act at all later changes too.
     """
     remaining = number
 
-    def listener(event: str, arguments: tuple) -> None:
+    def listener(event, arguments):
         nonlocal remaining
         if not is_change(event, arguments) or not isinstance(
             arguments[0], str | bytes | os.PathLike
@@ -140,18 +135,18 @@ def at_change(
         yield
 
 
-def kill(event: str) -> None:
+def kill(event):
     """What `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_at(number: int) -> None:
+def killed_at(number):
     """From here on, this process kills itself before the change of this number to a run's files."""
     _forever.append(at_change(number, kill, Path("run").absolute()))
     _forever[0].__enter__()
 
 
-def full(event: str) -> None:
+def full(event):
     """What a full disk does to all but removals."""
     if event not in ("os.remove", "os.rmdir"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

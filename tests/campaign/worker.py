@@ -19,9 +19,9 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from campaign.core import Case, area, limit
+from campaign.core import area, limit
 
 TESTS = Path(__file__).resolve().parents[1]
 SPARE = 512 << 20  # above the memory of an area: here the process is ended, below it only blamed
@@ -38,17 +38,17 @@ class Verdict(NamedTuple):
 class Worker:
     """The side outside: starts the process, and again whenever it is gone."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen | None = None
-        self.errors: IO[bytes] | None = None
+    def __init__(self):
+        self.process = None
+        self.errors = None
 
-    def check(self, case: Case) -> Verdict:
+    def check(self, case):
         """Check a case."""
         started = time.perf_counter()
         failure = self._checked(case)
         return Verdict(failure, time.perf_counter() - started)
 
-    def _checked(self, case: Case) -> str | None:
+    def _checked(self, case):
         process = self._running()
         wall = limit(case["area"], "WALL")
         memory = limit(case["area"], "MEMORY") + SPARE
@@ -69,7 +69,7 @@ class Worker:
         line = process.stdout.readline()
         return json.loads(line) if line else self._describe_end()
 
-    def _running(self) -> subprocess.Popen:
+    def _running(self):
         if self.process is None:
             path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
             quiet = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -85,14 +85,14 @@ class Worker:
             self.process.stdout.readline()  # it is there
         return self.process
 
-    def _describe_end(self) -> str:
+    def _describe_end(self):
         status = self.process.wait()
         self.errors.seek(0)
         words = self.errors.read().decode(errors="replace").strip()
         self.close()
         return f"the process ended with status {status}: {words[-500:]}"
 
-    def close(self) -> None:
+    def close(self):
         """End the process and those that it started."""
         if self.process is not None:
             with suppress(ProcessLookupError):
@@ -104,7 +104,7 @@ class Worker:
             self.process = None
 
 
-def _status(pid: int | str, key: str) -> int:
+def _status(pid, key):
     """Bytes of a process by its status: VmRSS, VmHWM (the most there was)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -114,7 +114,7 @@ def _status(pid: int | str, key: str) -> int:
     return int(match[1]) * KILOBYTE if match else 0
 
 
-def verdict(case: Case) -> str | None:
+def verdict(case):
     """Check a case in this process; what was wrong, or None."""
     home = Path.cwd()
     folder = Path(tempfile.mkdtemp(prefix="campaign-"))
@@ -143,7 +143,7 @@ def verdict(case: Case) -> str | None:
     return None
 
 
-def main() -> None:
+def main():
     """Cases come in as lines, verdicts go out as lines."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever is printed goes elsewhere

@@ -1,7 +1,5 @@
 """Small files for the tests of the data room, and where the real data sets are."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from torchcaps.data import load_dataset
@@ -50,6 +49,11 @@ def assert_refused(message, *source, **options):
         load_dataset(*source, **options)
 
 
+def both_splits(source, **options):
+    """The training images of a set and its test images."""
+    return [load_dataset(source, split, **options) for split in ("train", "test")]
+
+
 def idx_bytes(array):
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
@@ -75,7 +79,7 @@ def write_idx_set(folder, train=20, test=10, shape=(6, 5), classes=10, gz=False)
 def picture(size=(8, 6), color=True, seed=0):
     """A random picture of (height, width)."""
     shape = (*size, 3) if color else size
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+    return Image.fromarray(noise(*shape, seed=seed))
 
 
 def write_folder(root, classes=("cat", "dog"), count=5, size=(8, 6), color=True, levels=("",)):
@@ -138,12 +142,12 @@ def write_medmnist(path, train=24, val=9, test=6, side=8, classes=3):
 
 
 def _npz(folder):
-    np.savez_compressed(folder / "own.npz", images=_pixels(10, 6, 5), labels=np.arange(10) % 2)
+    np.savez_compressed(folder / "own.npz", images=noise(10, 6, 5), labels=np.arange(10) % 2)
     return folder / "own.npz"
 
 
 def _npy(folder):
-    np.save(folder / "own.npy", _pixels(10, 6, 5))
+    np.save(folder / "own.npy", noise(10, 6, 5))
     np.save(folder / "own_labels.npy", np.array(["cat", "dog"])[np.arange(10) % 2])
     return folder / "own.npy"
 
@@ -234,13 +238,13 @@ def write_mat(path, variables, packed=True):
 
 def _svhn(folder):
     for split in ("train", "test"):
-        variables = {"X": _pixels(32, 32, 3, 4), "y": np.array([[1], [2], [3], [10]], np.uint8)}
+        variables = {"X": noise(32, 32, 3, 4), "y": np.array([[1], [2], [3], [10]], np.uint8)}
         write_mat(folder / f"{split}_32x32.mat", variables)
     return folder
 
 
 def _affnist(folder):
-    fields = {"image": _pixels(1600, 4), "label_int": np.array([[1, 2, 3, 4]], np.uint8)}
+    fields = {"image": noise(1600, 4), "label_int": np.array([[1, 2, 3, 4]], np.uint8)}
     for part in ("training_and_validation_batches", "test_batches"):
         path = folder / "transformed" / part / "1.mat"
         write_mat(path, {"affNISTdata": fields}, packed=False)
@@ -255,7 +259,7 @@ def ppm(pixels):
     return header + pixels.tobytes()
 
 
-def make_pixels(track, frame, label):
+def makenoise(track, frame, label):
     """32 × 32 pixels whose red, green and blue say which track, frame and class it is."""
     return np.full((32, 32, 3), (20 + track, 10 * frame, label), np.uint8)
 
@@ -273,7 +277,7 @@ def write_gtsrb(root, labels=(0, 3), tracks=5, frames=4, num_test=3, images=IMAG
         for track in range(tracks):
             for frame in range(frames):
                 name = f"{track:05d}_{frame:05d}.ppm"
-                (folder / name).write_bytes(ppm(make_pixels(track, frame, label)))
+                (folder / name).write_bytes(ppm(makenoise(track, frame, label)))
                 table += make_row(name, label)
         (folder / f"GT-{label:05d}.csv").write_text(table)
     if num_test:
@@ -283,14 +287,15 @@ def write_gtsrb(root, labels=(0, 3), tracks=5, frames=4, num_test=3, images=IMAG
         for number in range(num_test):
             name = f"{number:05d}.ppm"
             label = labels[number % len(labels)]
-            (folder / name).write_bytes(ppm(make_pixels(0, number, label)))
+            (folder / name).write_bytes(ppm(makenoise(0, number, label)))
             table += make_row(name, label)
         (folder / "GT-final_test.csv").write_text(table)
     return root
 
 
-def _pixels(*shape):
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+def noise(*shape, seed=0):
+    """Random bytes."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 # By format: writes a small set of it into an empty folder, and gives the path to load it by.
@@ -326,3 +331,27 @@ def write_masks(folder, count=10, side=16, colors=False):
         else:
             write_mask(folder / "masks" / f"case {k}.png", mask, 3)
     return folder
+
+
+def draw(images, indices):
+    """A batch of a training."""
+    return next(images.batches([indices], {}, [torch.Generator().manual_seed(0)]))
+
+
+def ink_corners(images):
+    """Row and column of the first ink of each image, `[n]` each."""
+    has_ink = images[:, 0] > 0
+    return has_ink.any(dim=2).int().argmax(dim=1), has_ink.any(dim=1).int().argmax(dim=1)
+
+
+def center_of(weights):
+    """Mean (row, column) of an image."""
+    along = torch.arange(len(weights), dtype=torch.float64)
+    row = weights.sum(dim=1) @ along
+    column = weights.sum(dim=0) @ along
+    return torch.stack([row, column]) / weights.sum()
+
+
+def class_members(images, factor):
+    """What images show, as pairs of a class and a number within it."""
+    return set(zip(images.labels.tolist(), images.targets[factor].tolist(), strict=True))

@@ -1,7 +1,5 @@
 """MATLAB level-5 files, and their elements byte by byte from the format's description."""
 
-from __future__ import annotations
-
 import io
 import struct
 

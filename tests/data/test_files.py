@@ -1,7 +1,5 @@
 """Images that stay in their files: the same values as in memory, decoded when they are needed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -10,7 +8,6 @@ import pytest
 import torch
 
 from torchcaps.data import DiskDataset, entries, files, load_dataset
-from torchcaps.errors import DataError
 
 from .makers import assert_refused, picture, refusal
 
@@ -121,10 +118,8 @@ def test_an_error_in_a_worker_is_one_sentence_that_names_the_file(folder, worker
     images = on_disk(folder, workers=workers)
     damaged = folder / "dog" / "5.jpg"
     damaged.write_bytes(damaged.read_bytes()[:200])
-    with pytest.raises(DataError) as caught:
+    with refusal(f"^{damaged}: "):
         streamed(images, [[index] for index in range(len(images))])
-    assert str(caught.value).startswith(f"{damaged}: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_worker_that_is_killed_is_an_error_with_a_remedy(folder, monkeypatch):

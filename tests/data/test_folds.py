@@ -1,7 +1,5 @@
 """Folds are disjoint, cover all images, are even in every class, and never divide a group."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings, strategies as st
 

@@ -1,14 +1,13 @@
 """The form of training images, and pictures brought into it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from torchcaps.data import Preprocess, load_dataset
 from torchcaps.data.form import Form, measure_form
-from torchcaps.errors import DataError
+
+from .makers import refusal
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +69,7 @@ def similarity(image, digit):
     return (image * digit).sum() / np.sqrt((image**2).sum() * (digit**2).sum())
 
 
+RANDOM = np.random.default_rng(0)
 PICTURES = {
     "dark": lambda digit: 1 - digit,
     "faint": lambda digit: 0.8 - 0.4 * digit,
@@ -77,6 +77,7 @@ PICTURES = {
     "large": lambda digit: placed(digit, 112, 0, 0, 4),
     "huge": lambda digit: 1 - placed(digit, 600, 100, 150, 12),
     "shaded": lambda digit: shaded(digit, placed(digit, 150, 40, 30, 3)),
+    "noisy": lambda digit: PICTURES["shaded"](digit) + RANDOM.normal(0, 0.03, (150, 150)),
     "dirty": lambda digit: np.maximum(
         placed(digit, 150, 40, 30, 3), placed(np.ones((2, 2)), 150, 130, 130, 1)
     ),
@@ -86,7 +87,7 @@ PICTURES = {
 @pytest.mark.parametrize("kind", PICTURES)
 def test_a_digit_is_brought_back(form, digits, kind):
     similarities = []
-    inverted = kind in ("dark", "faint", "huge", "shaded")
+    inverted = kind in ("dark", "faint", "huge", "shaded", "noisy")
     for digit in digits[:20, 0].numpy():
         pixels, changes, problem = form.bring(PICTURES[kind](digit), (28, 28))
         assert pixels.shape == (1, 28, 28)
@@ -111,16 +112,6 @@ def test_a_picture_of_any_size_is_taken(form, shape):
     assert form.bring(picture, (28, 28)).pixels.shape == (1, 28, 28)
 
 
-def test_noise_does_not_hide_a_digit(form, digits):
-    random = np.random.default_rng(0)
-    digit = digits[0, 0].numpy()
-    clean = shaded(digit, placed(digit, 150, 40, 30, 3))
-    pixels, _, problem = form.bring(clean + random.normal(0, 0.03, clean.shape), (28, 28))
-    assert problem == ""
-    image = pixels[0].numpy()
-    assert similarity(image, digit) > 0.8
-
-
 def test_thin_strokes_become_as_wide_as_usual_ones(form):
     line = np.zeros((280, 280), np.float32)
     line[40:240, 139:141] = 1  # 0.2 pixels of an image of 28
@@ -128,7 +119,6 @@ def test_thin_strokes_become_as_wide_as_usual_ones(form):
     assert width == pytest.approx(form.stroke * 28, rel=0.35)
 
 
-RANDOM = np.random.default_rng(0)
 ROW, COLUMN = np.mgrid[:60, :60]
 NONE = {
     "black": (np.zeros((28, 28)), "nothing stands out"),
@@ -162,9 +152,9 @@ def test_what_is_ink_can_be_decided(form, invert, kept):
 def test_a_preprocessing_keeps_it_in_json(form):
     preprocess = Preprocess((28, 28), 1, form=form)
     assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
-    with pytest.raises(DataError, match=r"form: size: expected a number in \[0, 1\], got 'x'"):
+    with refusal(r"form: size: expected a number in \[0, 1\], got 'x'"):
         Form(**{**vars(form), "size": "x"})
-    with pytest.raises(DataError, match="form: expected ink on a background"):
+    with refusal("form: expected ink on a background"):
         Form(**{**vars(form), "ink": form.background})
-    with pytest.raises(DataError, match="preprocess: expected"):
+    with refusal("preprocess: expected"):
         Preprocess.from_dict({**preprocess.to_dict(), "form": {"size": 1}})

@@ -4,8 +4,6 @@ Each would take 64 MiB or more. More hostile files, and random damage to every f
 `tests/campaign`.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import os
@@ -19,9 +17,8 @@ import numpy as np
 import pytest
 
 from torchcaps.data import load_dataset, reading
-from torchcaps.errors import DataError
 
-from .makers import write_idx_set
+from .makers import refusal, write_idx_set
 from .mat_files import header
 
 MIB = 1 << 20
@@ -136,11 +133,9 @@ def test_a_hostile_file_costs_little_and_gets_one_line(tmp_path, monkeypatch, na
     monkeypatch.setattr(reading, "RATIO", 1)
     tracemalloc.start()
     try:
-        with pytest.raises(DataError) as caught:
+        with refusal(str(tmp_path)):
             load_dataset(path)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert str(caught.value).isprintable()
-    assert str(tmp_path) in str(caught.value)
     assert peak <= 16 * MIB

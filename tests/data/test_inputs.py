@@ -1,7 +1,5 @@
 """What there is to predict: folders, patterns, archives, pictures, in order and one at a time."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 
@@ -13,7 +11,7 @@ from torchcaps.data import Preprocess
 from torchcaps.data.inputs import list_inputs
 from torchcaps.errors import ArgumentError, DataError
 
-from .makers import pack, picture
+from .makers import pack, picture, refusal
 
 PREPROCESS = Preprocess((8, 6), 3)
 
@@ -106,5 +104,5 @@ def test_pictures_in_memory_have_no_name():
     assert len(list(list_inputs(torch.rand(4, 3, 8, 6), PREPROCESS))) == 4
     assert len(list(list_inputs(picture(), PREPROCESS))) == 1
     assert PREPROCESS(image.bfloat16()).shape == (3, 8, 6)
-    with pytest.raises(ArgumentError, match="expected paths, pictures, arrays .* got None"):
+    with refusal("expected paths, pictures, arrays .* got None", ArgumentError):
         next(list_inputs(None, PREPROCESS))

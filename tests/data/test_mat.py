@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from torchcaps.data import read_mat
-from torchcaps.errors import DataError
 
 from .makers import refusal
 from .mat_files import element, header, mat_bytes, matrix
@@ -68,9 +67,8 @@ UNREADABLE = {
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_an_unreadable_file_gets_one_sentence(read, name):
     contents, message = UNREADABLE[name]
-    with pytest.raises(DataError, match=rf"a\.mat: {message}") as error:
+    with refusal(rf"a\.mat: {message}"):
         read(contents)
-    assert str(error.value).isprintable()
 
 
 def test_nesting_that_would_end_the_process_is_refused(read):

@@ -14,6 +14,7 @@ from .makers import (
     SETS,
     SIGN_PATTERN,
     assert_refused,
+    both_splits,
     pack,
     picture,
     refusal,
@@ -31,8 +32,7 @@ def test_the_folder_of_signs_without_its_damaged_files(tmp_path):
     root = tmp_path / "signs"
     damaged = write_sign_folder(root, classes=14)
     options = {"img_size": 16, "group_pattern": SIGN_PATTERN, "skip_damaged": True}
-    train = load_dataset(root, **options)
-    test = load_dataset(root, "test", **options)
+    train, test = both_splits(root, **options)
     num_files = sum(file.is_file() for file in root.rglob("*")) - 1  # the notes
     assert len(train) + len(test) == num_files - len(damaged)
     assert train.classes == test.classes == tuple(f"{label:02d} sign" for label in range(14))
@@ -141,8 +141,7 @@ def test_the_columns_of_labels_and_groups(tmp_path):
     rows = [f"{i}.png,{'ab'[i % 2]},{'xyz'[i % 3]},patient {i // 3}" for i in range(12)]
     path = write_rows(tmp_path, "image,side,organ,patient", rows)
     options = {"label_column": "organ", "group_column": "patient"}
-    train = load_dataset(path, **options)
-    test = load_dataset(path, "test", **options)
+    train, test = both_splits(path, **options)
     assert train.classes == ("x", "y", "z")
     assert torch.equal(train.groups, train.targets["patient"])
     groups = [set(images.targets["patient"].tolist()) for images in (train, test)]
@@ -161,8 +160,7 @@ def test_any_number_of_labels_in_a_column(tmp_path, storage):
     rows = [f"{i}.png,{TAGS[i % 6]}" for i in range(12)]
     path = write_rows(tmp_path, "image,tags", rows)
     options = {"label_column": "tags", "label_separator": "|", "storage": storage}
-    train = load_dataset(path, **options)
-    test = load_dataset(path, "test", **options)
+    train, test = both_splits(path, **options)
     assert train.classes == ("cat", "dog", "owl")
     rows = train.labels.tolist() + test.labels.tolist()
     expected = [[1, 1, 0], [0, 1, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
@@ -251,7 +249,7 @@ def test_images_on_disk_leave_out_damaged_ones(tmp_path):
     root = write_folder(tmp_path / "own")
     file = root / "cat" / "0.png"
     file.write_bytes(file.read_bytes()[:50])
-    splits = [load_dataset(root, s, storage="disk", skip_damaged=True) for s in ("train", "test")]
+    splits = both_splits(root, storage="disk", skip_damaged=True)
     assert sum(map(len, splits)) == 9
     assert sum(len(images.float_images()) for images in splits) == 9
 

@@ -5,10 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.data import Dataset, PairMaker, load_dataset, make_pairs, multi_hot
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
+
+from .makers import both_splits, class_members, draw, ink_corners, refusal
 
 
 def make_source(per_class=6, num_classes=4):
@@ -33,25 +36,8 @@ def pairs(source):
     return make_pairs(source, 2)
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def draw(pairs, indices):
-    """A batch of a training."""
-    return next(pairs.batches([indices], {}, [generator()]))
-
-
 def compose(singles):
     return singles.int().sum(dim=1).clamp(max=255).to(torch.uint8)
-
-
-def first_ink(images):
-    """Row and column of the first ink of each image `[n, 1, height, width]`."""
-    ink = images[:, 0] > 0
-    rows = ink.any(dim=2).int().argmax(dim=1)
-    columns = ink.any(dim=1).int().argmax(dim=1)
-    return rows.tolist(), columns.tolist()
 
 
 # Drawing.
@@ -70,15 +56,16 @@ def test_composites_add_two_shifted_images(source, max_shift):
     labels = targets["single_label"]
     assert (labels[:, 0] != labels[:, 1]).all()
     assert torch.equal(labels[:, 0], source.labels[base])
-    torch.testing.assert_close(images, compose(singles))
+    assert_close(images, compose(singles))
     assert singles.int().sum(dim=1).max() > 255  # some are clipped
     # With as much padding as shift nothing is cut off, and every shift occurs.
     for position in (0, 1):
-        rows, columns = first_ink(singles[:, position])
-        assert set(rows) == set(columns) == set(range(2, 3 + 2 * max_shift))
+        rows, columns = ink_corners(singles[:, position])
+        places = set(range(2, 3 + 2 * max_shift))
+        assert set(rows.tolist()) == set(columns.tolist()) == places
     ink = singles[:, 0].flatten(1).sort(dim=1).values[:, -64:]
     expected = source.images[base].flatten(1).sort(dim=1).values[:, -64:]
-    torch.testing.assert_close(ink, expected)
+    assert_close(ink, expected)
 
 
 def test_partners_are_all_images_of_other_classes_alike():
@@ -106,7 +93,7 @@ def test_a_set_that_moves_keeps_its_padding(source):
     pairs = make_pairs(source, 1, max_shift=6, pad=0)
     moved = pairs.to("cpu")
     assert moved.maker.singles(moved, [0, 1]).shape[-2:] == moved.img_size == (12, 12)
-    torch.testing.assert_close(draw(moved, torch.arange(4)).inputs, draw(pairs, range(4)).inputs)
+    assert_close(draw(moved, torch.arange(4)).inputs, draw(pairs, range(4)).inputs)
 
 
 # A set of pairs.
@@ -146,7 +133,7 @@ def test_a_batch_to_train_on_is_drawn_anew(pairs):
     singles = batch.targets["singles"]
     assert batch.inputs.dtype == singles.dtype == torch.float32
     assert not torch.equal(batch.inputs, pairs.float_images(indices))
-    torch.testing.assert_close(draw(pairs, indices).inputs, batch.inputs, rtol=0, atol=0)
+    assert_close(draw(pairs, indices).inputs, batch.inputs, rtol=0, atol=0)
 
 
 def test_labels_become_0_and_1():
@@ -179,9 +166,9 @@ def test_train_and_val_share_no_single_image():
     assert (len(train_images), len(val_images)) == (32, 8)
     assert not train_images & val_images
     for part in (train, val):
-        torch.testing.assert_close(part.images, compose(part.maker.singles(part, range(len(part)))))
+        assert_close(part.images, compose(part.maker.singles(part, range(len(part)))))
     _, second_val = pairs.train_val_split(0.2)
-    torch.testing.assert_close(second_val.images, val.images, rtol=0, atol=0)
+    assert_close(second_val.images, val.images, rtol=0, atol=0)
 
 
 def test_groups_of_the_source_are_never_split():
@@ -190,15 +177,13 @@ def test_groups_of_the_source_are_never_split():
     grouped = replace(grouped, targets={**grouped.targets, "toy": toys}, groups=toys)
     groups = []
     for part in make_pairs(grouped).train_val_split(0.4):
-        single = part.maker.source
-        groups.append(set(zip(single.labels.tolist(), single.targets["toy"].tolist(), strict=True)))
+        groups.append(class_members(part.maker.source, "toy"))
     assert groups[1]
     assert not groups[0] & groups[1]
 
 
 def test_named_sets_are_made_of_the_splits_of_their_source():
-    train = load_dataset("multi-digits")
-    test = load_dataset("multi-digits", "test")
+    train, test = both_splits("multi-digits")
     assert train.images.shape == (6_000, 1, 36, 36)
     assert test.images.shape == (2_000, 1, 36, 36)
     digits = image_bytes(load_dataset("digits", "test").images)
@@ -222,5 +207,5 @@ def test_named_sets_are_made_of_the_splits_of_their_source():
     ],
 )
 def test_an_unsuitable_source_or_amount_is_refused(source, make, message):
-    with pytest.raises((DataError, ValueError), match=message):
+    with refusal(message, (DataError, ValueError)):
         make(source)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.data import (
     Preprocess,
@@ -16,15 +17,14 @@ from torchcaps.data import (
 from torchcaps.data.inputs import list_inputs
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
 
-from .makers import assert_refused, refusal
+from .makers import assert_refused, both_splits, refusal
 
 RANDOM = np.random.RandomState(0)
 SETS = RANDOM.normal(size=(10, 6, 2)) * 7 + 100
 
 
 def test_the_planes_are_always_the_same():
-    train = load_dataset("planes")
-    test = load_dataset("planes", "test")
+    train, test = both_splits("planes")
     assert (len(train), len(test)) == (512, 64)
     assert train.images.shape == (512, 2, 256, 1)
     assert train.classes == ("plane",)
@@ -32,10 +32,8 @@ def test_the_planes_are_always_the_same():
     assert "64 images 2 × 256 × 1 float32, 1 classes: plane" in repr(test)
     assert test.preprocess.size_in_words(test.inputs.shape) == "256 points in 2 dimensions each"
     mean = train.images.squeeze(3).mean(dim=2)
-    torch.testing.assert_close(mean, torch.zeros(512, 2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(
-        train.images.square().sum(dim=1).mean(dim=(1, 2)), torch.full((512,), RADIUS**2)
-    )
+    assert_close(mean, torch.zeros(512, 2), atol=1e-6, rtol=0)
+    assert_close(train.images.square().sum(dim=1).mean(dim=(1, 2)), torch.full((512,), RADIUS**2))
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -52,7 +50,7 @@ def test_splits_of_a_file_are_read(tmp_path):
     np.savez(tmp_path / "two.npz", points_train=SETS[:7], points_test=SETS[7:])
     assert len(load_dataset(tmp_path / "two.npz")) == 7
     test = load_dataset(tmp_path / "two.npz", "test")
-    torch.testing.assert_close(test.images, standardized_points("x", SETS[7:]))
+    assert_close(test.images, standardized_points("x", SETS[7:]))
 
 
 @pytest.mark.parametrize(
@@ -79,9 +77,7 @@ def test_an_unsuitable_npz_gets_one_sentence(tmp_path, points, message):
 
 def test_the_scale_of_numbers_does_not_matter():
     for factor in (1e-200, 1e200):
-        torch.testing.assert_close(
-            standardized_points("x", SETS * factor), standardized_points("x", SETS)
-        )
+        assert_close(standardized_points("x", SETS * factor), standardized_points("x", SETS))
 
 
 def test_points_are_not_resized():
@@ -113,7 +109,7 @@ def test_prediction_takes_files_and_arrays(tmp_path):
     files = [element.source for element in list_inputs(tmp_path, preprocess)]
     assert [Path(file).name for file in files] == ["one.npz"]
     for points in (*files, SETS[0], torch.from_numpy(SETS[0])):
-        torch.testing.assert_close(preprocess(points), expected)
+        assert_close(preprocess(points), expected)
 
 
 def test_prediction_refuses_in_one_sentence(tmp_path):

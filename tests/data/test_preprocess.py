@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.data import Preprocess, load_dataset
 
@@ -34,7 +35,7 @@ def test_every_form_of_an_image_gives_the_same(tmp_path):
     for form in forms:
         prepared = PREPROCESS(form)
         assert prepared.dtype == torch.float32
-        torch.testing.assert_close(prepared, expected, rtol=0, atol=1e-6)
+        assert_close(prepared, expected, rtol=0, atol=1e-6)
 
 
 def test_the_callers_tensor_stays_as_it_is():
@@ -87,7 +88,7 @@ def test_a_crop_is_cut_out_of_the_middle():
     preprocess = Preprocess((48, 48), 1, crop=32)
     image = torch.rand(1, 48, 48)
     assert preprocess.model_size == (32, 32)
-    torch.testing.assert_close(preprocess(image), image[:, 8:40, 8:40])
+    assert_close(preprocess(image), image[:, 8:40, 8:40])
     assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
     with refusal("crop: expected from 1 to 40 pixels, got 41"):
         Preprocess((48, 40), 1, crop=41)

@@ -57,11 +57,9 @@ def test_a_truncated_file_of_every_format_is_named(tmp_path, kind, share):
         contents = file.read_bytes()
         end = len(contents.rstrip(b"\0"))  # an archive ends with blocks of zeros
         file.write_bytes(contents[: int(end * share)])
-        with pytest.raises(DataError) as caught:
+        with refusal(str(file)):
             for split in ("train", "test"):
                 load_dataset(path, split)
-        assert str(file) in str(caught.value)
-        assert "\n" not in str(caught.value)
         file.write_bytes(contents)
 
 

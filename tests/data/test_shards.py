@@ -1,7 +1,5 @@
 """Shards in webdataset's layout, and other plain archives that stay on disk."""
 
-from __future__ import annotations
-
 import io
 import json
 
@@ -10,7 +8,7 @@ import torch
 
 from torchcaps.data import DiskDataset, load_dataset
 
-from .makers import assert_refused, pack, picture, refusal, tar_bytes, write_folder
+from .makers import assert_refused, both_splits, pack, picture, refusal, tar_bytes, write_folder
 
 
 def encoded(index):
@@ -80,7 +78,7 @@ def test_folders_of_shards_are_the_splits(tmp_path):
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_images_of_one_group_stay_on_one_side(shards, storage):
     options = {"group_pattern": r"part/(\d+)\d\.jpg$", "storage": storage, "img_size": 8}
-    splits = [load_dataset(shards, split, **options) for split in ("train", "test")]
+    splits = both_splits(shards, **options)
     groups = [set(images.targets["object"].tolist()) for images in splits]
     assert [len(images) for images in splits] == [10, 2]  # 0000 to 0009, 0010 and 0011
     assert not groups[0] & groups[1]

@@ -4,7 +4,7 @@ from PIL import Image
 
 from torchcaps.data import ReadRequest, load_dataset, read_table
 
-from .makers import assert_refused, picture, refusal
+from .makers import assert_refused, both_splits, picture, refusal
 
 
 def write_table(tmp_path, text, count=10):
@@ -21,8 +21,7 @@ def rows(count=10, tail=lambda i: ""):
 
 def test_a_table_without_splits_is_split_by_class(tmp_path):
     path = write_table(tmp_path, "file,label\n" + rows())
-    train = load_dataset(path)
-    test = load_dataset(path, "test")
+    train, test = both_splits(path)
     assert train.classes == ("cat", "dog")
     assert (train.labels.tolist(), test.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
     assert train.name == "own"

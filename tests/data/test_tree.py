@@ -4,7 +4,7 @@ import pytest
 
 from torchcaps.data import label_tree, load_dataset
 
-from .makers import SHARED, assert_refused, needs_shared, picture, write_folder
+from .makers import SHARED, assert_refused, both_splits, needs_shared, picture, write_folder
 
 PATHS = ("animals/cats/lynx", "animals/dogs/wolf", "things/cups/mug")
 
@@ -50,8 +50,7 @@ def test_labels_of_a_csv_that_are_paths_are_a_tree(tmp_path):
         picture(seed=number).save(tmp_path / f"{number}.png")
         rows.append(f"{number}.png,{PATHS[number // 18]},animal {number // 6}")
     (tmp_path / "own.csv").write_text("\n".join(rows))
-    train = load_dataset(tmp_path / "own.csv", group_column="who")
-    test = load_dataset(tmp_path / "own.csv", "test", group_column="who")
+    train, test = both_splits(tmp_path / "own.csv", group_column="who")
     assert label_tree(train.classes).sizes == (2, 3, 3)
     inner, val = train.train_val_split(0.5)
     parts = [set(part.groups.tolist()) for part in (inner, val, test)]

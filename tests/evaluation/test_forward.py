@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from checks import refuses
 from torchcaps.evaluation.base import (
     check_labeled,
     device_of,
@@ -10,7 +11,7 @@ from torchcaps.evaluation.base import (
     right_answers,
 )
 
-from .stubs import PixelReader, refuses
+from .stubs import PixelReader
 
 IMAGES = torch.full((2, 1, 4, 4), 0.5)
 

@@ -1,7 +1,5 @@
 """Pages: what is in the file, and which models it carries."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.testing import seeded
@@ -25,10 +26,10 @@ def test_a_composition_is_the_product_of_the_matrices(shape):
     outer = random_poses(shape)
     inner = random_poses(shape, seed=1)
     expected = as_matrix(outer) @ as_matrix(inner)
-    torch.testing.assert_close(as_matrix(composed(outer, inner)), expected)
+    assert_close(as_matrix(composed(outer, inner)), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_inverse_is_that_of_the_matrix(shape):
     pose = random_poses(shape)
-    torch.testing.assert_close(as_matrix(inverse(pose)), torch.linalg.inv(as_matrix(pose)))
+    assert_close(as_matrix(inverse(pose)), torch.linalg.inv(as_matrix(pose)))

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
+from checks import refuses
 from torchcaps.functional import dynamic_routing, squash, uniform_routing
 from torchcaps.testing import random_votes
 
@@ -56,21 +58,21 @@ def test_one_iteration_is_uniform_coupling():
     votes = random_votes(2, 8, 5, 3)
     routed = dynamic_routing(votes, 1)
     assert (routed.coupling == 1 / 5).all()
-    torch.testing.assert_close(routed.pose, squash(votes.sum(dim=1) / 5))
-    torch.testing.assert_close(uniform_routing(votes), routed)
+    assert_close(routed.pose, squash(votes.sum(dim=1) / 5))
+    assert_close(uniform_routing(votes), routed)
 
 
 def test_a_detached_gradient_treats_the_coupling_as_constant():
     votes = random_votes(2, 6, 3, 4, dtype=torch.float64).requires_grad_()
     detached = dynamic_routing(votes, 3, detach=True)
     full = dynamic_routing(votes, 3)
-    torch.testing.assert_close(detached.pose, full.pose)
+    assert_close(detached.pose, full.pose)
     s = torch.einsum("bij,bijd->bjd", full.coupling.detach(), votes)
     gradients = [
         torch.autograd.grad(pose.square().sum(), votes)[0]
         for pose in (detached.pose, squash(s), full.pose)
     ]
-    torch.testing.assert_close(
+    assert_close(
         gradients[0],
         gradients[1],
         rtol=1e-6,
@@ -80,7 +82,7 @@ def test_a_detached_gradient_treats_the_coupling_as_constant():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match=r"votes: expected \[\*batch, children, parents, dim\]"):
+    with refuses(r"votes: expected \[\*batch, children, parents, dim\]"):
         dynamic_routing(torch.rand(3, 4, 5))
-    with pytest.raises(ValueError, match="iterations: expected at least 1, got 0"):
+    with refuses("iterations: expected at least 1, got 0"):
         dynamic_routing(torch.rand(1, 3, 4, 5), 0)

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from checks import refuses
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.tasks.collapse import plateau
 
@@ -33,9 +35,9 @@ def test_margin_of_shares_is_between_that_of_both_classes():
     activation = torch.tensor([[0.7, 0.4]], dtype=torch.float64, requires_grad=True)
     first, second = (margin_loss(activation, torch.tensor([label])) for label in (0, 1))
     mixed = margin_loss(activation, torch.tensor([[0.25, 0.75]], dtype=torch.float64))
-    torch.testing.assert_close(mixed, 0.25 * first + 0.75 * second)
+    assert_close(mixed, 0.25 * first + 0.75 * second)
     total = margin_loss(activation, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
-    torch.testing.assert_close(total, second)
+    assert_close(total, second)
 
 
 def test_margins_are_arguments():
@@ -94,7 +96,7 @@ def test_reconstruction_is_a_sum_over_pixels():
     images = torch.rand(5, 1, 28, 28)
     mean = torch.nn.functional.mse_loss(reconstruction, images)
     loss = reconstruction_loss(reconstruction, images)
-    torch.testing.assert_close(0.0005 * loss, 0.392 * mean)
+    assert_close(0.0005 * loss, 0.392 * mean)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -108,7 +110,7 @@ def test_half_precision_is_computed_in_float32(dtype):
 def test_shapes_that_do_not_fit(request):
     if request.config.getoption("--typecheck"):
         pytest.skip("with --typecheck the annotations refuse these before the function can")
-    with pytest.raises(ValueError, match=r"labels: expected \[batch=4\], got \[batch=3\]"):
+    with refuses(r"labels: expected \[batch=4\], got \[batch=3\]"):
         margin_loss(torch.rand(4, 3), torch.tensor([0, 1, 2]))
-    with pytest.raises(ValueError, match="reconstruction: expected the images' shape"):
+    with refuses("reconstruction: expected the images' shape"):
         reconstruction_loss(torch.rand(2, 1, 4, 4), torch.rand(2, 3, 4, 4))

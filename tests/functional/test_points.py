@@ -3,26 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
-from torchcaps.errors import ArgumentError
+from checks import refuses
 from torchcaps.functional import chamfer_distance, procrustes
 from torchcaps.testing import seeded
 
 ALL_DIMENSIONS = pytest.mark.parametrize("dim", [2, 3])
-
-
-def random_rotations(dim):
-    matrices = torch.randn(
-        4,
-        dim,
-        dim,
-        generator=seeded(),
-        dtype=torch.float64,
-    )
-    q, r = torch.linalg.qr(matrices)
-    q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
-    q[:, :, 0] *= torch.linalg.det(q).unsqueeze(1)
-    return q
 
 
 def random_points(dim, seed=1, batch=4):
@@ -88,7 +75,7 @@ def test_gradients_are_finite_where_many_rotations_are_optimal(dim, source, targ
     source = source[None, :, :dim].clone().requires_grad_()
     target = target[None, :, :dim].clone().requires_grad_()
     rotation, translation = procrustes(source, target)
-    torch.testing.assert_close(
+    assert_close(
         rotation @ rotation.mT,
         torch.eye(dim)[None],
         atol=1e-5,
@@ -105,7 +92,7 @@ def test_chamfer_equals_a_table():
     table = (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(dim=3)
     distance_x = table.amin(dim=2).mean(dim=1)
     distance_y = table.amin(dim=1).mean(dim=1)
-    torch.testing.assert_close(chamfer_distance(x, y), distance_x + distance_y)
+    assert_close(chamfer_distance(x, y), distance_x + distance_y)
 
 
 def test_half_precision_is_computed_in_float32():
@@ -116,11 +103,11 @@ def test_half_precision_is_computed_in_float32():
 
 def test_shapes_that_do_not_fit():
     x = random_points(2)
-    with pytest.raises(ValueError, match="dim: expected between 2 and 3, got 4"):
+    with refuses("dim: expected between 2 and 3, got 4"):
         procrustes(torch.zeros(1, 3, 4), torch.zeros(1, 3, 4))
-    with pytest.raises(ValueError, match=r"target: expected \[batch=4, points=6, dim=2\]"):
+    with refuses(r"target: expected \[batch=4, points=6, dim=2\]"):
         procrustes(x, x[:, :3])
-    with pytest.raises(ValueError, match=r"targets: expected \[batch=4, m, dim=2\]"):
+    with refuses(r"targets: expected \[batch=4, m, dim=2\]"):
         chamfer_distance(x, random_points(3))
 
 
@@ -128,6 +115,5 @@ def test_shapes_that_do_not_fit():
 def test_points_without_a_batch_are_refused_by_name(argument):
     points = {"source": random_points(2), "target": random_points(2)}
     points[argument] = points[argument][0]
-    with pytest.raises(ArgumentError) as refusal:
+    with refuses(f"^{argument}: "):
         procrustes(**points)
-    assert refusal.value.argument == argument

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from checks import refuses
 from torchcaps.functional import random_coupling, random_routing, squash, uniform_routing
 from torchcaps.nn import CapsuleLinear, create_router, record_routing
 from torchcaps.testing import assert_outcome, random_capsules, random_votes
@@ -12,8 +14,8 @@ def test_poses_are_weighted_sums_of_votes():
     votes = random_votes(3, 7, 4, 5, dtype=torch.float64)
     routed = random_routing(votes, 2, scale=1.5)
     c = random_coupling(7, 4, 2, scale=1.5).double()
-    torch.testing.assert_close(routed.pose, squash(torch.einsum("ij,bijd->bjd", c, votes)))
-    torch.testing.assert_close(routed.coupling, c.expand(3, 7, 4))
+    assert_close(routed.pose, squash(torch.einsum("ij,bijd->bjd", c, votes)))
+    assert_close(routed.coupling, c.expand(3, 7, 4))
 
 
 def test_the_global_random_state_is_left_alone():
@@ -27,14 +29,14 @@ def test_the_global_random_state_is_left_alone():
 def test_seeds_give_independent_numbers():
     logits = torch.stack([random_coupling(20, 5, seed).log() for seed in range(6)]).flatten(1)
     assert (torch.corrcoef(logits) - torch.eye(6)).abs().max() < 0.4
-    torch.testing.assert_close(random_coupling(20, 5, 0xFFFFFFFF).sum(dim=1), torch.ones(20))
+    assert_close(random_coupling(20, 5, 0xFFFFFFFF).sum(dim=1), torch.ones(20))
 
 
 def test_known_values():
     """So that runs of today can be repeated tomorrow."""
     expected = [[0.175631, 0.568399, 0.255970], [0.745263, 0.124935, 0.129802]]
     coupling = random_coupling(2, 3, 7)
-    torch.testing.assert_close(
+    assert_close(
         coupling,
         torch.tensor(expected),
         rtol=0,
@@ -44,7 +46,7 @@ def test_known_values():
 
 def test_a_scale_of_zero_is_uniform():
     votes = random_votes(2, 6, 5, 4, space=(2, 3))
-    torch.testing.assert_close(random_routing(votes, scale=0.0), uniform_routing(votes))
+    assert_close(random_routing(votes, scale=0.0), uniform_routing(votes))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -80,7 +82,7 @@ def test_one_operator_gives_the_parents_of_stored_votes(bias, impl):
     ],
 )
 def test_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         create_router("random", **options)
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         random_routing(random_votes(), **options)

@@ -5,10 +5,12 @@ from threading import Barrier
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
+from checks import refuses
 from properties.variants import LIBRARY_ROUTERS
-from torchcaps.errors import AblationUnsupportedError, ArgumentError
+from torchcaps.errors import AblationUnsupportedError
 from torchcaps.functional import (
     ConvField,
     DenseField,
@@ -18,7 +20,7 @@ from torchcaps.functional import (
     em_routing,
     straightness,
 )
-from torchcaps.functional.votes import FixedCoupling, RoutingContext, as_votes
+from torchcaps.functional.votes import RoutingContext, as_votes
 from torchcaps.nn import CapsuleLinear, ConvCaps, FactorizedVotes, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
 from torchcaps.types import LayerSizes
@@ -51,7 +53,7 @@ def test_a_bound_copy_shares_the_tensors_and_computes_votes_once():
     assert bound.dense() is bound.dense()
     assert votes.dense() is not votes.dense()
     assert bound.bind(RoutingContext()).dense() is not bound.dense()
-    torch.testing.assert_close(bound.dense(), votes.dense())
+    assert_close(bound.dense(), votes.dense())
 
 
 def test_votes_that_are_not_bound_yet_are_bound_for_the_call():
@@ -84,7 +86,7 @@ def test_stored_votes_of_padded_windows_are_routed_as_those_of_the_layer(name):
     layer = ConvCaps(2, 3, 3, 2, padding=1, routing=name, pose_size=2)
     votes = layer.make_votes(random_capsules(2, 2, 4, space=(5, 4)))
     stored = DenseVotes(votes.dense(), votes.activation, votes.pose, field=votes.field)
-    torch.testing.assert_close(layer.router(stored), layer.router(votes))
+    assert_close(layer.router(stored), layer.router(votes))
 
 
 def test_a_sum_of_votes_leaves_out_padding():
@@ -94,7 +96,7 @@ def test_a_sum_of_votes_leaves_out_padding():
     votes = module(random_capsules(2, 2, 4, space=(3, 3)), ConvField(3, 3, 3, padding=1))
     # Of the window in the upper left corner, the lower right 2 x 2 positions are on the map.
     corner = votes.dense()[:, 0, 0].unflatten(1, (3, 3, 2))
-    torch.testing.assert_close(votes.sum()[:, 0, 0], corner[:, 1:, 1:].sum(dim=(1, 2, 3)))
+    assert_close(votes.sum()[:, 0, 0], corner[:, 1:, 1:].sum(dim=(1, 2, 3)))
 
 
 def test_threads_route_the_same_votes_by_the_same_layer():
@@ -141,40 +143,30 @@ def test_a_router_that_ignores_fixed_couplings_is_caught_in_every_thread():
     def ablate(_):
         honest(votes)
         message = "Careless makes its couplings by itself"
-        with pytest.raises(AblationUnsupportedError, match=message):
+        with refuses(message, AblationUnsupportedError):
             careless(votes)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ablate, range(40)))
 
 
-def test_uses_of_fixed_couplings_belong_to_one_call():
-    first = FixedCoupling(0, 1.0, uses=[])
-    second = FixedCoupling(0, 1.0, uses=[])
-    as_votes(random_votes()).bind(RoutingContext(fixed=first)).couple()
-    assert first.uses
-    assert not second.uses
-
-
 @pytest.mark.parametrize("route", [dynamic_routing, tc.ops.dynamic_routing])
 def test_a_bias_beside_that_of_the_votes_is_refused(route):
-    with pytest.raises(ArgumentError) as error:
+    with refuses("^bias: "):
         route(DenseVotes(random_votes()), bias=torch.zeros(5, 4))
-    assert error.value.argument == "bias"
 
 
 def test_an_activation_beside_that_of_the_votes_is_refused():
-    with pytest.raises(ArgumentError) as error:
+    with refuses("^activation: "):
         em_routing(DenseVotes(random_votes()), torch.ones(2, 6), 0.0, 0.0)
-    assert error.value.argument == "activation"
 
 
 def test_straightness_is_one_for_equal_votes_and_falls_by_the_root_of_their_number():
     coupling = torch.full((1, 4, 1), 0.25)
     at_right_angles = torch.eye(4).view(1, 4, 1, 4)
-    torch.testing.assert_close(straightness(coupling, at_right_angles), torch.tensor([[0.5]]))
+    assert_close(straightness(coupling, at_right_angles), torch.tensor([[0.5]]))
     equal = at_right_angles[:, :1].expand(-1, 4, -1, -1)
-    torch.testing.assert_close(straightness(coupling, equal), torch.tensor([[1.0]]))
+    assert_close(straightness(coupling, equal), torch.tensor([[1.0]]))
     opposite = torch.tensor([1.0, -1.0, 2.0, -2.0]).view(1, 4, 1, 1)
     assert straightness(coupling, opposite).item() == 0
 
@@ -184,8 +176,8 @@ def test_straightness_weighs_votes_by_their_couplings_and_not_by_their_sum():
     coupling = torch.tensor([0.1, 0.4]).view(1, 2, 1)
     # Couplings make 0.3 and 0.4 of the lengths, at right angles.
     expected = torch.tensor([[0.5 / 0.7]])
-    torch.testing.assert_close(straightness(coupling, votes), expected)
-    torch.testing.assert_close(straightness(7 * coupling, votes), expected)
+    assert_close(straightness(coupling, votes), expected)
+    assert_close(straightness(7 * coupling, votes), expected)
 
 
 @pytest.mark.parametrize(("length", "share"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
@@ -205,7 +197,7 @@ def test_straightness_has_no_units(scale):
     expected = straightness(coupling, votes)
     scaled = (scale * votes).requires_grad_()
     ratio = straightness(coupling, scaled)
-    torch.testing.assert_close(ratio, expected)
+    assert_close(ratio, expected)
     assert torch.autograd.grad(ratio.sum(), scaled)[0].isfinite().all()
 
 
@@ -216,5 +208,5 @@ def test_gradients_of_straightness():
 
 
 def test_couplings_of_other_sizes_have_no_straightness():
-    with pytest.raises(ArgumentError, match="coupling: expected"):
+    with refuses("coupling: expected"):
         straightness(torch.ones(2, 3, 4), random_votes(2, 4, 3, 5))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from torchcaps import ops
 from torchcaps.kernels.conv2d import _fourier as fourier, frequency
@@ -61,7 +62,7 @@ def problems(draw):
 def test_every_plan_gives_what_torch_gives(problem):
     plan, x, weight = problem
     y, upstream, gradients = convolve_in_float64(x, weight, plan.stride)
-    torch.testing.assert_close(
+    assert_close(
         convolve_by_plan(x, weight, plan, upstream), (y, gradients), atol=1e-11, rtol=1e-11
     )
 
@@ -89,7 +90,7 @@ def test_many_samples_and_channels_are_cut_into_parts(monkeypatch):
     y, upstream, gradients = convolve_in_float64(x, weight, 1)
     plan = fourier.Plan((5, 5), (1, 1), (9, 9), (5, 5))
     assert len(frequency._split_samples(7, plan)) == 4
-    torch.testing.assert_close(
+    assert_close(
         convolve_by_plan(x, weight, plan, upstream), (y, gradients), atol=1e-10, rtol=1e-10
     )
 
@@ -102,7 +103,7 @@ def test_only_needed_gradients_are_computed():
     grad_x, absent_weight = convolve_backward(upstream, x, weight, plan, (True, False))
     absent_x, grad_weight = convolve_backward(upstream, x, weight, plan, (False, True))
     assert absent_x is absent_weight is None
-    torch.testing.assert_close((grad_x, grad_weight), expected)
+    assert_close((grad_x, grad_weight), expected)
 
 
 PAPER_WEIGHT = (256, 256, 9, 9)
@@ -153,7 +154,7 @@ def test_operator_where_the_frequency_domain_pays(memory_format, has_bias):
     assert relative_rms(x.grad, gradients[0]) < 3e-6
     assert relative_rms(weight.grad, gradients[1]) < 3e-6
     if has_bias:
-        torch.testing.assert_close(bias.grad, upstream.float().sum(dim=(0, 2, 3)))
+        assert_close(bias.grad, upstream.float().sum(dim=(0, 2, 3)))
 
 
 def test_autocast_rounds_products_only():

@@ -1,7 +1,5 @@
 """What Triton makes of the GPU kernels for sm_80 and sm_90; nothing runs, no GPU is needed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """The Triton kernels against the reference, in Triton's interpreter or on a GPU if there is one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,10 @@
 """A small form of a model of each file: they cost milliseconds, and have every part of the published ones."""
 
+import torch
+
+import torchcaps as tc
+from torchcaps.testing import seeded
+
 SMALL = {
     "affcaps": {"img_size": 20, "channels": 6, "primary_types": 3},
     "canonical_capsules": {"img_size": (12, 1), "capsules": 3, "channels": 6, "decoder": (8, 5)},
@@ -39,3 +44,13 @@ SMALLER = SMALL | {
     "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
     "unet_matched": {"channels": 2, "levels": 3, "img_size": 16},
 }
+
+
+def small_model(name, **options):
+    """A small form of a model, for evaluation, with the same weights each time."""
+    return tc.create_model(name, generator=seeded(), **SMALL[name] | options).eval()
+
+
+def sample_images(model, count=2):
+    """Noise of a model's size."""
+    return torch.rand(count, *model.image_shape, generator=seeded())

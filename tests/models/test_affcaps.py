@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.functional import Votes, uniform_routing
@@ -10,12 +11,8 @@ from torchcaps.models.affcaps import AffineCaps
 from torchcaps.models.notebook import parameter_count
 from torchcaps.types import Capsules
 
-# 3 x 4 children.
-SMALL = {
-    "img_size": 20,
-    "channels": 6,
-    "primary_types": 3,
-}
+from .small import SMALL, small_model
+
 SHARES = ("all", "position", "none")
 CONSTANTS = {
     "1/K": 1 / 5,
@@ -26,10 +23,6 @@ CONSTANTS = {
 
 def make_layer(*arguments, **options):
     return AffineCaps(12, 8, 5, 4, *arguments, **options)
-
-
-def make_model(**options):
-    return tc.create_model("affcaps", **SMALL | options)
 
 
 @pytest.fixture
@@ -66,8 +59,8 @@ def test_the_sum_is_that_of_the_votes(num_matrices, constant, bias, children):
     layer = make_layer(num_matrices=num_matrices, constant=constant, bias=bias, iterations=1)
     parents = layer(children)
     expected = uniform_routing(layer.make_votes(children).dense(), bias=layer.bias)
-    torch.testing.assert_close(parents.pose, expected.pose, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(parents.activation, expected.activation, rtol=1e-5, atol=1e-6)
+    assert_close(parents.pose, expected.pose, rtol=1e-5, atol=1e-6)
+    assert_close(parents.activation, expected.activation, rtol=1e-5, atol=1e-6)
 
 
 def test_the_sum_makes_no_votes(children, monkeypatch):
@@ -79,7 +72,7 @@ def test_equal_couplings_are_recorded(children):
     layer = make_layer(iterations=1)
     pose = layer(children).pose
     with tc.record_routing(layer) as record:
-        torch.testing.assert_close(layer(children).pose, pose, rtol=1e-5, atol=1e-6)
+        assert_close(layer(children).pose, pose, rtol=1e-5, atol=1e-6)
     assert torch.equal(record[""][0].coupling, torch.full((2, 12, 5), 0.2))
 
 
@@ -98,21 +91,21 @@ def test_the_equation(constant, c, children):
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_without_sharing_and_with_equal_couplings_it_is_capsnet(iterations, images):
-    model = make_model(share="none", constant="1/K", routing_iters=iterations)
-    capsnet = tc.create_model("capsnet", iterations=iterations, **SMALL)
+    model = small_model("affcaps", share="none", constant="1/K", routing_iters=iterations)
+    capsnet = tc.create_model("capsnet", iterations=iterations, **SMALL["affcaps"])
     capsnet.load_state_dict(model.state_dict())
-    torch.testing.assert_close(model(images), capsnet(images), rtol=1e-4, atol=1e-5)
+    assert_close(model(images), capsnet(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_routing_changes_the_couplings(share, images):
-    model = make_model(share=share, routing_iters=3)
+    model = small_model("affcaps", share=share, routing_iters=3)
     with tc.record_routing(model) as record:
         activation = model(images)
     coupling = record["class_capsules"][0].coupling
-    torch.testing.assert_close(coupling.sum(dim=2), torch.ones(2, 12))
+    assert_close(coupling.sum(dim=2), torch.ones(2, 12))
     assert coupling.std() > 0
-    once = make_model(share=share)
+    once = small_model("affcaps", share=share)
     once.load_state_dict(model.state_dict())
     assert not torch.allclose(once(images), activation)
 
@@ -125,7 +118,7 @@ def test_couplings_may_be_fixed(children):
     layer.router = router.random(1)
     assert not torch.allclose(layer(children).pose, expected)
     layer.router = router.with_iterations(1)
-    torch.testing.assert_close(layer(children).pose, expected)
+    assert_close(layer(children).pose, expected)
 
 
 @pytest.mark.parametrize(

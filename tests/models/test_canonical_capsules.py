@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.models import CanonicalCapsules
@@ -67,17 +68,17 @@ def test_keypoints_are_weighted_means_and_points_are_moved():
     model = small_model()
     points = sample_points()
     aligned = model.align(points)
-    torch.testing.assert_close(aligned.attention.sum(dim=2), torch.ones(4, 12))
+    assert_close(aligned.attention.sum(dim=2), torch.ones(4, 12))
     for b in range(4):
         for k in range(3):
             a = aligned.attention[b, :, k]
             mean = (a * points[b, :, :, 0]).sum(dim=1) / a.sum()
-            torch.testing.assert_close(aligned.keypoints[b, k], mean)
+            assert_close(aligned.keypoints[b, k], mean)
     center = aligned.canonical.mean(dim=1)
-    torch.testing.assert_close(center, torch.zeros(4, 2), atol=1e-6, rtol=0)
+    assert_close(center, torch.zeros(4, 2), atol=1e-6, rtol=0)
     rotated = aligned.rotation @ points.squeeze(3)
     expected = rotated + aligned.translation.unsqueeze(2)
-    torch.testing.assert_close(aligned.upright, expected.mT)
+    assert_close(aligned.upright, expected.mT)
 
 
 def test_capsules_are_keypoints_descriptors_and_shares_of_the_points():
@@ -87,10 +88,10 @@ def test_capsules_are_keypoints_descriptors_and_shares_of_the_points():
     capsules = model.capsules(points)
     assert capsules.pose.shape == (4, 3, 8)
     keypoints = pool(aligned.attention, aligned.upright)
-    torch.testing.assert_close(capsules.pose[..., :2], keypoints)
-    torch.testing.assert_close(capsules.activation.sum(dim=1), torch.ones(4))
+    assert_close(capsules.pose[..., :2], keypoints)
+    assert_close(capsules.activation.sum(dim=1), torch.ones(4))
     assert model(points).shape == (4, 2, 12, 1)
-    torch.testing.assert_close(model.decode(capsules), model(points))
+    assert_close(model.decode(capsules), model(points))
 
 
 def test_the_order_of_points_does_not_matter():
@@ -99,11 +100,11 @@ def test_the_order_of_points_does_not_matter():
     order = torch.randperm(12, generator=seeded(4))
     aligned = model.align(points)
     permuted = model.align(points[:, :, order])
-    torch.testing.assert_close(permuted.attention, aligned.attention[:, order])
-    torch.testing.assert_close(permuted.upright, aligned.upright[:, order])
+    assert_close(permuted.attention, aligned.attention[:, order])
+    assert_close(permuted.upright, aligned.upright[:, order])
     for field in FIELDS:
-        torch.testing.assert_close(getattr(permuted, field), getattr(aligned, field))
-    torch.testing.assert_close(model(points[:, :, order]), model(points))
+        assert_close(getattr(permuted, field), getattr(aligned, field))
+    assert_close(model(points[:, :, order]), model(points))
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -119,15 +120,15 @@ def test_a_motion_that_attention_does_not_see_leaves_the_canonical_pose(dim):
     model.aligner.forward = lambda x: features  # as if it were invariant
     turned = turn @ points.squeeze(3) + 0.3
     after = model.align(turned.unsqueeze(3))
-    torch.testing.assert_close(after.keypoints, before.keypoints @ turn.mT + 0.3)
-    torch.testing.assert_close(after.rotation @ turn, before.rotation)
-    torch.testing.assert_close(after.upright, before.upright)
+    assert_close(after.keypoints, before.keypoints @ turn.mT + 0.3)
+    assert_close(after.rotation @ turn, before.rotation)
+    assert_close(after.upright, before.upright)
 
 
 def test_without_canonical_pose_points_stay_where_they_are():
     points = sample_points()
     upright = small_model(canonical=False).align(points).upright
-    torch.testing.assert_close(upright, points.squeeze(3).mT)
+    assert_close(upright, points.squeeze(3).mT)
 
 
 def test_points_in_one_place_have_finite_gradients():
@@ -141,4 +142,4 @@ def test_poses_are_in_full_precision():
         aligned = small_model().align(sample_points())
     assert {part.dtype for part in aligned} == {torch.float32}
     products = aligned.rotation @ aligned.rotation.mT
-    torch.testing.assert_close(products, torch.eye(2).expand(4, 2, 2))
+    assert_close(products, torch.eye(2).expand(4, 2, 2))

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.data import Batch
@@ -38,8 +39,8 @@ def check_compiled(model):
     torch._dynamo.reset()
     outputs, gradients = run(torch.compile(model, fullgraph=True, backend="aot_eager"))
     expected_outputs, expected_gradients = run(model)
-    torch.testing.assert_close(outputs, expected_outputs, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(gradients, expected_gradients, atol=1e-5, rtol=1e-3)
+    assert_close(outputs, expected_outputs, atol=1e-5, rtol=1e-4)
+    assert_close(gradients, expected_gradients, atol=1e-5, rtol=1e-3)
 
 
 def check_exported(model):
@@ -50,7 +51,7 @@ def check_exported(model):
     for count in (4, 7):
         images = torch.rand(count, *model.image_shape)
         outputs = program.module()(images)
-        torch.testing.assert_close(outputs, model(images), atol=1e-5, rtol=1e-4)
+        assert_close(outputs, model(images), atol=1e-5, rtol=1e-4)
     return program
 
 
@@ -74,7 +75,7 @@ def test_a_training_step_compiles_whole_and_once():
         )
         gradients = gradients_of(compiled, model, batch)
         expected = gradients_of(step, model, batch)
-        torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-4)
+        assert_close(gradients, expected, atol=1e-6, rtol=1e-4)
         frames.append(counter.frame_count)
     assert frames[0] == frames[1]
 
@@ -109,7 +110,7 @@ def test_a_break_of_the_graph_in_a_router():
     pose = torch.randn(3, 6, 4)
     torch._dynamo.reset()
     parents = torch.compile(layer, backend="aot_eager")(pose)
-    torch.testing.assert_close(parents.pose, layer(pose).pose)
+    assert_close(parents.pose, layer(pose).pose)
 
 
 @pytest.mark.slow
@@ -123,7 +124,7 @@ def test_machine_code_gives_the_same(impl):
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     for batch in (16, 24):
         images = torch.rand(batch, 1, 28, 28)
-        torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
+        assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
 
 
 def test_a_model_takes_the_memory_format_of_its_maps():
@@ -133,4 +134,4 @@ def test_a_model_takes_the_memory_format_of_its_maps():
         images = torch.rand(2, *model.image_shape)
         expected = model(images)
         model.to(memory_format=torch.channels_last)
-        torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-4)
+        assert_close(model(images), expected, atol=1e-5, rtol=1e-4)

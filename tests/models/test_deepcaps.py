@@ -5,27 +5,8 @@ import torch
 
 import torchcaps as tc
 from torchcaps.nn import MapRouting
-from torchcaps.testing import seeded
 
-SMALL = {
-    "channels": 4,
-    "types": 3,
-    "dims": (2, 3, 4, 4),
-    "class_dim": 5,
-}
-SIZES = {
-    "num_classes": 3,
-    "in_chans": 1,
-    "img_size": 16,
-}
-
-
-def make_model(**options):
-    return tc.create_model("deepcaps", **SIZES | SMALL | options)
-
-
-def sample_images(model):
-    return torch.rand(3, *model.image_shape, generator=seeded())
+from .small import sample_images, small_model
 
 
 @pytest.mark.parametrize(
@@ -36,7 +17,7 @@ def sample_images(model):
     ],
 )
 def test_options_reach_both_routings(local, iterations):
-    model = make_model(local=local, iterations=iterations)
+    model = small_model("deepcaps", local=local, iterations=iterations)
     router = model.cells[3].skip.router
     assert isinstance(router, MapRouting)
     assert router.local == local
@@ -45,8 +26,8 @@ def test_options_reach_both_routings(local, iterations):
 
 def test_the_decoder_is_not_told_the_class():
     """Equal poses of other classes are drawn alike."""
-    model = make_model().eval()
-    capsules = model.capsules(sample_images(model))
+    model = small_model("deepcaps")
+    capsules = model.capsules(sample_images(model, 3))
     pose = capsules.pose[:, :1].expand_as(capsules.pose)
     capsules = tc.Capsules(pose, capsules.activation)
     first = model.reconstruct(capsules, torch.full((3,), 0))

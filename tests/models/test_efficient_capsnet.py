@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.models.notebook import parameter_count
@@ -95,7 +96,7 @@ def test_lengths_of_a_published_port(norm_first, lengths):
     image = ((7 * row + 3 * column + row * column) % 16).double() / 15
     outputs = model(image.view(1, 1, 28, 28))[0, : len(lengths)]
     expected = torch.tensor(lengths, dtype=torch.float64)
-    torch.testing.assert_close(outputs, expected, atol=6e-6, rtol=0)
+    assert_close(outputs, expected, atol=6e-6, rtol=0)
 
 
 def convolve(layer, x):
@@ -112,23 +113,17 @@ def test_a_kernel_as_large_as_the_map_is_a_convolution(edge):
     x = torch.randn(3, 6, 4 + edge, 5 + edge, generator=seeded())
     x = x.double().requires_grad_()
     outputs = [layer(x), convolve(layer, x)]
-    torch.testing.assert_close(outputs[0], outputs[1])
+    assert_close(outputs[0], outputs[1])
     leaves = [x, *layer.parameters()]
     gradients = [torch.autograd.grad(y.square().sum(), leaves) for y in outputs]
-    torch.testing.assert_close(gradients[0], gradients[1])
+    assert_close(gradients[0], gradients[1])
 
 
 def test_a_kernel_as_large_as_the_map_in_half_precision():
     layer = WholeMapConv2d(6, (4, 5)).bfloat16()
     x = torch.randn(3, 6, 4, 5, generator=seeded()).bfloat16()
     expected = convolve(layer, x)
-    torch.testing.assert_close(layer(x), expected, check_dtype=False, atol=0.02, rtol=0.02)
-
-
-@pytest.mark.parametrize("side", [48, 47, 23, 56])
-def test_the_decoder_of_smallnorb_draws_every_size(side):
-    decoder = UpsamplingDecoder(5, 16, (2, side, 40))
-    assert decoder(torch.randn(3, 5, 16)).shape == (3, 2, side, 40)
+    assert_close(layer(x), expected, check_dtype=False, atol=0.02, rtol=0.02)
 
 
 def test_the_decoder_of_smallnorb_starts_from_the_published_map():

@@ -4,24 +4,12 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.testing import seeded
 
-SMALL = {
-    "heinsen": {"channels": 8, "hidden": (4,)},
-    "heinsen_2019": {"channels": 8, "parts": 3, "strides": (1, 2, 1)},
-}
-
-
-def make_model(name, **options):
-    return tc.create_model(name, **SMALL[name] | options).eval()
-
-
-def sample_images(model):
-    return torch.rand(2, *model.image_shape, generator=seeded())
+from .small import sample_images, small_model
 
 
 def test_logits_of_2019_are_those_of_the_router():
-    model = make_model("heinsen_2019")
+    model = small_model("heinsen_2019")
     with tc.record_routing(model) as record:
         capsules = model.capsules(sample_images(model))
     logits = record["class_capsules"][0].extras["logits"]

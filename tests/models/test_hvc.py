@@ -2,40 +2,25 @@
 
 import torch
 
-import torchcaps as tc
-
-SMALL = {
-    "img_size": 11,
-    "convolutions": 3,
-    "branches": (1, 3),
-    "num_classes": 4,
-}
-
-
-def make_model(**options):
-    return tc.create_model("hvc", **SMALL | options)
-
-
-def sample_images():
-    return torch.rand(6, 1, 11, 11)
+from .small import sample_images, small_model
 
 
 def test_weights_of_branches_at_the_start():
-    assert make_model(merge="fixed").weights is None
-    assert torch.equal(make_model(merge="ones").weights.detach(), torch.ones(2))
-    assert 0 < make_model(merge="random").weights.abs().max() < 0.3
+    assert small_model("hvc", merge="fixed").weights is None
+    assert torch.equal(small_model("hvc", merge="ones").weights.detach(), torch.ones(2))
+    assert 0 < small_model("hvc", merge="random").weights.abs().max() < 0.3
 
 
 def test_the_norm_takes_the_size_of_weights_of_branches_away():
-    model = make_model().train()
-    images = sample_images()
+    model = small_model("hvc").train()
+    images = sample_images(model, 6)
     logits = model.logits(images)
     model.weights.data = torch.tensor([30.0, 1.0])
     torch.testing.assert_close(model.logits(images), logits, atol=0.02, rtol=0.02)
 
 
 def test_gradients_are_finite_where_every_capsule_is_zero():
-    model = make_model().train()
+    model = small_model("hvc").train()
     for layer in model.class_capsules:
         layer.norm.bias.data.fill_(-100.0)
     model.logits(torch.zeros(2, 1, 11, 11)).square().sum().backward()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
+from checks import assert_equal, refuses
 from tasks.makers import batch_of
 from torchcaps.data import Dataset, masked_set
 from torchcaps.errors import UnknownNameError
@@ -35,8 +36,7 @@ def test_a_generator_draws_the_weights_and_nothing_else_is_drawn(name):
     state = tc.create_model(name, generator=seeded(5), **SMALL[name]).state_dict()
     assert torch.equal(torch.get_rng_state(), rng_state)
     torch.manual_seed(5)
-    for key, weight in tc.create_model(name, **SMALL[name]).state_dict().items():
-        assert torch.equal(state[key], weight), key
+    assert_equal(tc.create_model(name, **SMALL[name]).state_dict(), state)
 
 
 def sample_dataset(model, classes):
@@ -101,15 +101,12 @@ def test_layers_between_have_routers_of_their_own():
 MAKE_DRAWINGS = ("decoder", "weight.generate", "weight.draw", "bias.generate", "bias.draw")
 
 
-def drawing_names():
-    """Models with a decoder."""
-    names = []
-    for name in tc.list_models():
-        with torch.device("meta"):
-            model = tc.create_model(name)
-        if model.spec.decoder:
-            names.append(name)
-    return names
+def has_decoder(name):
+    with torch.device("meta"):
+        return tc.create_model(name).spec.decoder
+
+
+DRAWING = list(filter(has_decoder, tc.list_models()))
 
 
 def count_parameters(name, **options):
@@ -124,7 +121,7 @@ def count_parameters(name, **options):
     return in_decoder, total - in_decoder, model
 
 
-@pytest.mark.parametrize("name", drawing_names())
+@pytest.mark.parametrize("name", DRAWING)
 def test_a_decoder_of_large_images_is_small(name):
     published, _, model = count_parameters(name)
     assert model.spec.draw_size is None
@@ -140,12 +137,12 @@ def test_a_decoder_of_large_images_is_small(name):
 
 
 @pytest.mark.parametrize("decoder", [False, None])
-@pytest.mark.parametrize("name", drawing_names())
+@pytest.mark.parametrize("name", DRAWING)
 def test_every_decoder_can_be_left_out(name, decoder):
     in_decoder, _, model = count_parameters(name, decoder=decoder)
     assert in_decoder == 0
     assert not model.spec.decoder
-    with pytest.raises(ValueError, match="reconstruct: this model has no decoder"):
+    with refuses("reconstruct: this model has no decoder"):
         model.reconstruct(None)
 
 
@@ -162,7 +159,7 @@ def test_a_drawing_is_enlarged():
 
 def test_images_of_another_shape():
     expected = r"\[batch, channels=1, height=28, width=28\], got \[batch=2, channels=3"
-    with pytest.raises(ValueError, match=f"images: expected {expected}"):
+    with refuses(f"images: expected {expected}"):
         small_capsnet()(torch.rand(2, 3, 28, 28))
 
 
@@ -177,7 +174,6 @@ def test_models_are_listed_by_wildcard():
     ("name", "options", "error", "message"),
     [
         ("capsnt", {}, UnknownNameError, "unknown model 'capsnt'; did you mean 'capsnet'"),
-        ("capsnet", {"pretrained": True}, ValueError, "pretrained: no weights of .capsnet. come"),
         ("capsnet", {"itertions": 2}, TypeError, "takes no option 'itertions'"),
         ("capsnet", {"num_classes": 0}, ValueError, "num_classes: expected at least 1, got 0"),
     ],

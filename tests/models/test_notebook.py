@@ -1,15 +1,14 @@
 """Models as a notebook shows them."""
 
-from __future__ import annotations
-
 import copy
-from html.parser import HTMLParser
 
 import pytest
 import torch
 from torch import nn
 
 import torchcaps as tc
+from checks import assert_equal
+from reporting.pages import Page
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import record_routing
@@ -21,42 +20,29 @@ NAMES = ("capsnet", "matrix_caps", "cnn_baseline")
 LOADING_TAGS = ("script", "link", "img", "iframe", "style")
 
 
-class Page(HTMLParser):
-    """Rows of the table, all text, and whatever a page would have to load or run."""
+class Table(Page):
+    """A page with the rows of its table."""
 
-    def __init__(self, html: str) -> None:
-        super().__init__()
+    def __init__(self, html):
         self.rows = []
-        self.open_tags = []
-        self.loads = []
-        self.text = ""
-        self.feed(html)
-        self.close()
+        super().__init__(html)
 
-    def handle_starttag(self, tag, attrs):
-        self.open_tags.append(tag)
+    def handle_starttag(self, tag, attributes):
+        super().handle_starttag(tag, attributes)
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
-        if tag in LOADING_TAGS:
-            self.loads.append(tag)
-        for name, text in attrs:
-            if name in ("src", "href") or "url(" in (text or ""):
-                self.loads.append(name)
-
-    def handle_endtag(self, tag):
-        assert self.open_tags.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        super().handle_data(data)
         if self.open_tags and self.open_tags[-1] in ("td", "th"):
             self.rows[-1][-1] += data
 
 
 def rows_of(model):
     """Kind, output and parameters of each stage, by its name."""
-    return {name: tuple(cells) for name, *cells in Page(model._repr_html_()).rows}
+    return {name: tuple(cells) for name, *cells in Table(model._repr_html_()).rows}
 
 
 def small_capsnet(**options):
@@ -120,8 +106,9 @@ def test_class_names_are_escaped_and_many_are_cut_short():
     assert "22 (<script>alert('x')</script>, ?, class 0" in page.text
     assert "class 9 and 10 more" in page.text
     assert "class 10" not in page.text
-    assert page.loads == []
-    assert page.open_tags == []
+    assert not any(map(page.elements, LOADING_TAGS))
+    assert page.values("src") == page.values("href") == []
+    assert "url(" not in html
 
 
 @pytest.mark.parametrize("name", [*NAMES, "transforming_autoencoder"])
@@ -139,8 +126,7 @@ def test_showing_changes_nothing(name):
 
     assert torch.equal(torch.get_rng_state(), rng_state)
     assert [module.training for module in model.modules()] == modes
-    for key, tensor in model.state_dict().items():
-        assert torch.equal(tensor, state[key]), key
+    assert_equal(model.state_dict(), state)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert calls == []
 

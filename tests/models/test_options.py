@@ -4,32 +4,24 @@ import pytest
 import torch
 from torch import nn
 
-import torchcaps as tc
-from torchcaps.testing import check_module, seeded
+from checks import refuses
+from torchcaps.testing import check_module
 
-from .small import SMALL
+from .small import SMALL, sample_images, small_model
 
 SIZED = [name for name in SMALL if name not in ("canonical_capsules", "cnn_matched")]
-
-
-def make_model(name, **options):
-    return tc.create_model(name, generator=seeded(), **SMALL[name] | options).eval()
-
-
-def sample_images(model, count=2):
-    return torch.rand(count, *model.image_shape, generator=seeded())
 
 
 @pytest.mark.parametrize("name", SIZED)
 @pytest.mark.parametrize(("in_chans", "extra"), [(3, (7, 20)), (1, (1, 0))])
 def test_any_size(name, in_chans, extra):
     """Whole rectangles, and a map that strides do not divide; activations neither 0 nor 1."""
-    side = make_model(name).spec.smallest
+    side = small_model(name).spec.smallest
     side = max(side, 12)
     img_size = (side + extra[0], side + extra[1])
     # Loops for layers of this size are compiled for seconds.
     options = {"impl": "reference"} if name == "matrix_caps" else {}
-    model = make_model(name, in_chans=in_chans, img_size=img_size, **options)
+    model = small_model(name, in_chans=in_chans, img_size=img_size, **options)
     images = sample_images(model)
     activation = model(images)
     assert activation.isfinite().all()
@@ -43,20 +35,20 @@ def test_any_size(name, in_chans, extra):
 
 @pytest.mark.parametrize("name", [name for name in SIZED if name != "tree_capsnet"])
 def test_one_class(name):
-    num_classes = 2 if make_model(name).spec.is_dense else 1
-    model = make_model(name, num_classes=num_classes)
+    num_classes = 2 if small_model(name).spec.is_dense else 1
+    model = small_model(name, num_classes=num_classes)
     assert model(sample_images(model)).isfinite().all()
 
 
 @pytest.mark.parametrize("name", SIZED)
 def test_the_smallest_image(name):
-    side = make_model(name).spec.smallest
-    model = make_model(name, img_size=side)
+    side = small_model(name).spec.smallest
+    model = small_model(name, img_size=side)
     assert model(sample_images(model)).isfinite().all()
     if side > 1:
         message = f"img_size: expected images of at least {side}x{side} pixels, got "
-        with pytest.raises(ValueError, match=message):
-            make_model(name, img_size=(side, side - 1))
+        with refuses(message):
+            small_model(name, img_size=(side, side - 1))
 
 
 FOUR_NUMBERS = r"stem: expected \(kernel, stride, channels, padding below half a kernel\), got "
@@ -81,7 +73,6 @@ REFUSALS = [
     ("efficient_capsnet", {"norm": "layer"}, "unknown norm 'layer'"),
     ("efficient_capsnet", {"decoder": "flat"}, "unknown decoder 'flat'"),
     ("efficient_capsnet", {"slope": -1.0}, "slope: expected between 0 and 1, got -1"),
-    ("efficient_capsnet", {"iterations": 3}, "takes no option 'iterations'"),
     ("efficient_capsnet", {"stem": [[5, 2], [3, 1]]}, FOUR_NUMBERS + r"\[5, 2\]"),
     ("efficient_capsnet", {"stem": [[3, 1, 8, 2]]}, FOUR_NUMBERS + r"\[3, 1, 8, 2\]"),
     ("efficient_capsnet", {"stem": [[5, 2], [3, 1], [3, 1], [3, 2, 12]]}, LAST_CHANNELS),
@@ -97,7 +88,6 @@ REFUSALS = [
     ("inverted_attention", {"iterations": 0}, "iterations: expected at least 1, got 0"),
     ("matrix_caps", {"primary_types": 0}, "primary_types: expected at least 1, got 0"),
     ("matrix_caps", {"convention": "al"}, "unknown convention"),
-    ("resnet20", {"unknown": 1}, "resnet20 takes no .*unknown=1 "),
     ("resnet20", {"width": 0}, "width: expected at least 1, got 0"),
     ("resnet20", {"num_classes": 0}, "num_classes: expected at least 1, got 0"),
     ("resnet20", {"shortcut": "C"}, "unknown shortcut 'C'; known: A, B"),
@@ -133,8 +123,8 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("name", "options", "message"), REFUSALS)
 def test_options_that_are_refused(name, options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        make_model(name, **options)
+    with refuses(message, (ValueError, TypeError)):
+        small_model(name, **options)
 
 
 VB_OPTIONS = {"covariance": "full", "outlier": -25.33, "weighted": True, "iterations": 1}
@@ -161,7 +151,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_variants_keep_every_property(name, options):
-    model = make_model(name, **options)
+    model = small_model(name, **options)
     with torch.no_grad():  # a step of statistics: fresh ones do not norm anything
         model.train()(sample_images(model, 16))
     check_module(model.eval(), sample_images(model, 3), unused=("decoder",))
@@ -213,7 +203,7 @@ RATES = {
 def test_constants_that_no_forward_pass_of_a_fresh_model_shows(name):
     norms = set()
     rates = {}
-    for module in make_model(name).modules():
+    for module in small_model(name).modules():
         if hasattr(module, "eps"):
             norms.add((module.eps, getattr(module, "momentum", None)))
         if isinstance(module, nn.LeakyReLU):
@@ -226,7 +216,7 @@ def test_constants_that_no_forward_pass_of_a_fresh_model_shows(name):
 
 @pytest.mark.parametrize(("name", "ending", "start"), STARTS)
 def test_parameters_that_start_from_one_number(name, ending, start):
-    parameters = dict(make_model(name).named_parameters())
+    parameters = dict(small_model(name).named_parameters())
     matching = [parameter for key, parameter in parameters.items() if key.endswith(ending)]
     assert matching
     for parameter in matching:
@@ -234,6 +224,6 @@ def test_parameters_that_start_from_one_number(name, ending, start):
 
 
 def test_norms_take_the_momentum_that_is_asked_for():
-    model = make_model("efficient_capsnet", norm_options={"momentum": 0.01})
+    model = small_model("efficient_capsnet", norm_options={"momentum": 0.01})
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.01)}

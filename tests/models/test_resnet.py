@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.models import ResNet
@@ -42,8 +43,8 @@ def test_the_network_is_that_of_the_paper():
         shapes.append(tuple(x.shape[1:]))
     assert shapes == [(4, 12, 12)] * 3 + [(8, 6, 6)] * 3 + [(16, 3, 3)] * 3
     logits = x.mean(dim=(2, 3)) @ model.classes_layer.weight.T + model.classes_layer.bias
-    torch.testing.assert_close(model.logits(sample_images()), logits)
-    torch.testing.assert_close(model(sample_images()), logits.softmax(dim=1))
+    assert_close(model.logits(sample_images()), logits)
+    assert_close(model(sample_images()), logits.softmax(dim=1))
 
 
 def test_weights_start_as_in_the_paper():

@@ -3,13 +3,12 @@
 Poses, drawing and likelihoods are computed by loops.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.functional.affine import affine_pose
 from torchcaps.models import SCAE
@@ -22,7 +21,6 @@ SMALL = {
     "channels": 4,
     "units": 8,
 }
-IDENTITY = torch.tensor([1.0, 0, 0, 0, 1, 0], dtype=torch.float64)
 
 
 def small_scae(**options):
@@ -88,7 +86,7 @@ def test_six_numbers_are_a_matrix():
         sx, sy = sigmoid(numbers[:2].numpy()) + 0.01
         assert np.linalg.det(pose[:, :2]) == pytest.approx(sx * sy)  # a turn and a shear keep areas
     at_zero = affine_pose(torch.zeros(6))
-    torch.testing.assert_close(at_zero, torch.tensor([0.51, 0.0, 0.0, 0.0, 0.51, 0.0]))
+    assert_close(at_zero, torch.tensor([0.51, 0.0, 0.0, 0.0, 0.51, 0.0]))
     assert affine_pose(torch.zeros(6, dtype=torch.bfloat16)).dtype == torch.float32
 
 
@@ -143,7 +141,7 @@ def test_parts_are_a_mixture_of_votes():
         dynamic=randn(2, 4, 3, 6),
     )
     likelihood, posterior = pose_likelihood(pose, objects)
-    torch.testing.assert_close(posterior.sum(dim=-1), torch.ones(2, 3, dtype=torch.float64))
+    assert_close(posterior.sum(dim=-1), torch.ones(2, 3, dtype=torch.float64))
     for b in range(2):
         for m in range(3):
             joint = []
@@ -225,7 +223,7 @@ def test_an_absent_part_is_not_attended():
     logit.requires_grad_()
     outputs = attend(query, key, value, logit)
     expected = attend(query, key[:, ::2], value[:, ::2], logit[:, ::2])
-    torch.testing.assert_close(outputs, expected)
+    assert_close(outputs, expected)
     outputs.sum().backward()
     assert logit.grad.isfinite().all()
 
@@ -257,7 +255,7 @@ def test_noise_is_an_argument():
     )
     quiet = model.explain(images)
     noisy = model.explain(images, noise)
-    torch.testing.assert_close(noisy.parts.presence_logit, quiet.parts.presence_logit + 2)
+    assert_close(noisy.parts.presence_logit, quiet.parts.presence_logit + 2)
     assert (noisy.objects.presence < quiet.objects.presence).all()
 
 

@@ -5,8 +5,6 @@ the images. A capsule has one pose, so that it can explain the points of one sha
 two.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

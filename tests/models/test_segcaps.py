@@ -2,23 +2,15 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.nn.map_routing import KernelCaps, KernelVotes
-from torchcaps.testing import seeded
 from torchcaps.types import LayerSizes
 
+from .small import sample_images, small_model
+
 CHANGING_LAYERS = {"caps2_2", "caps3_2", "up1_1", "up2_1", "up3_1"}
-SMALL = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 4}}
-
-
-def small_segcaps(**options):
-    model = tc.create_model("segcaps", **{"num_classes": 3, "img_size": 16, "dim": 2} | options)
-    return model.eval()
-
-
-def sample_images(model):
-    return torch.rand(2, *model.image_shape, generator=seeded())
 
 
 def test_weights_at_the_start():
@@ -46,17 +38,17 @@ def test_wrong_kernels(options, message):
 
 
 def test_a_pixel_is_drawn_by_the_capsule_of_its_class():
-    model = small_segcaps()
+    model = small_model("segcaps", num_classes=3)
     capsules = model.capsules(sample_images(model))
     longest = 1 + capsules.activation.argmax(dim=-1)
-    torch.testing.assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
+    assert_close(model.reconstruct(capsules), model.reconstruct(capsules, longest))
 
 
 def test_pixels_of_the_background_are_drawn_alike():
-    model = small_segcaps()
+    model = small_model("segcaps", num_classes=3)
     capsules = model.capsules(sample_images(model))
     drawing = model.reconstruct(capsules, torch.zeros(2, 16, 16, dtype=torch.int64))
-    torch.testing.assert_close(drawing, drawing[:1, :, :1, :1].expand_as(drawing))
+    assert_close(drawing, drawing[:1, :, :1, :1].expand_as(drawing))
 
 
 def test_r1_has_equal_couplings_where_the_size_stays():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.data import Batch, Dataset
@@ -42,7 +43,7 @@ def test_the_loss_is_the_negative_logarithm_of_the_labels_share(head):
     activation = model(sample_images())
     shares = activation / activation.sum(dim=1, keepdim=True)
     expected = -shares[torch.arange(3), LABELS].log().mean()
-    torch.testing.assert_close(training_step(model)["likelihood"], expected)
+    assert_close(training_step(model)["likelihood"], expected)
 
 
 def likelihood(activation, labels):
@@ -77,7 +78,7 @@ def test_the_ablation_has_equal_couplings_below_the_choice_of_classes(head, dept
         activation = model(sample_images())
     coupling = record.last()[layer].coupling
     expected = (coupling > 0) / coupling.shape[-1]
-    torch.testing.assert_close(coupling, expected)
+    assert_close(coupling, expected)
     assert activation.std(dim=1).min() > 0  # it still tells classes apart
 
 
@@ -111,4 +112,4 @@ def test_the_average_head_is_resnet20():
     model = tc.create_model("sr_capsnet", head="average", **sizes).eval()
     resnet = tc.create_model("resnet20", **sizes).eval()
     resnet.load_state_dict(model.state_dict())
-    torch.testing.assert_close(model(sample_images()), resnet(sample_images()))
+    assert_close(model(sample_images()), resnet(sample_images()))

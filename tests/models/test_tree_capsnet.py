@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.data import dataset_info
@@ -125,7 +126,7 @@ def test_a_shuffled_tree_keeps_the_sizes_of_groups():
     prior = small_model().level_capsules[2].router.prior
     shuffled = small_model(tree="shuffled").level_capsules[2].router.prior
     assert shuffled.shape == prior.shape
-    torch.testing.assert_close(shuffled.exp().sum(dim=1), prior.exp().sum(dim=1))
+    assert_close(shuffled.exp().sum(dim=1), prior.exp().sum(dim=1))
 
 
 def test_a_shuffled_tree_is_drawn_by_the_generator_and_saved_with_the_weights():
@@ -137,7 +138,7 @@ def test_a_shuffled_tree_is_drawn_by_the_generator_and_saved_with_the_weights():
     assert not prior.equal(stranger.state_dict()[FINEST_PRIOR])
     stranger.load_state_dict(model.state_dict())
     images = torch.rand(3, 1, 12, 9)
-    torch.testing.assert_close(stranger(images), model(images))
+    assert_close(stranger(images), model(images))
     assert FINEST_PRIOR not in small_model().state_dict()
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps import testing
@@ -27,16 +28,6 @@ def matrix_capsules(batch=2, height=6, width=6, types=2, dim=16):
     return Capsules(pose, torch.rand(pose.shape[:-1], generator=generator))
 
 
-def assert_routed_by_em(layer, children, votes, activation):
-    """The parents are those of `em_routing` with the costs of the layer."""
-    router = layer.router
-    beta_a = router.beta_a / router.inverse_temperature[-1]
-    expected = em_routing(votes, activation, router.beta_u, beta_a, 2, 0.5)
-    parents = layer(children)
-    torch.testing.assert_close(parents.pose, expected.pose)
-    torch.testing.assert_close(parents.activation, expected.activation)
-
-
 def test_primary_capsules_are_a_linear_pose_and_a_sigmoid_activation():
     layer = MatrixPrimaryCaps(5, 3)
     x = torch.randn(2, 5, 4, 6)
@@ -44,9 +35,9 @@ def test_primary_capsules_are_a_linear_pose_and_a_sigmoid_activation():
     assert capsules.pose.shape == (2, 4, 6, 3, 16)
     pixel = x[1, :, 2, 3]
     channels = layer.pose.weight[:, :, 0, 0] @ pixel
-    torch.testing.assert_close(capsules.pose[1, 2, 3, 2], channels[32:48])
+    assert_close(capsules.pose[1, 2, 3, 2], channels[32:48])
     logit = layer.activation.weight[2, :, 0, 0] @ pixel
-    torch.testing.assert_close(capsules.activation[1, 2, 3, 2], torch.sigmoid(logit))
+    assert_close(capsules.activation[1, 2, 3, 2], torch.sigmoid(logit))
 
 
 @pytest.mark.parametrize("impl", ["blocked", "reference"])
@@ -58,14 +49,14 @@ def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     shifted_parents = layer(shifted)
     parents = layer(children)
     for after, before in zip(shifted_parents, parents, strict=True):
-        torch.testing.assert_close(
+        assert_close(
             after[:, :, 4:-2],
             before[:, :, 3:-3],
             atol=1e-5,
             rtol=1e-4,
         )
     by_type = ConvCaps(2, 3, 3, 2, convention="type", impl=impl)
-    torch.testing.assert_close(by_type(shifted).pose[:, :, 1:], by_type(children).pose[:, :, :-1])
+    assert_close(by_type(shifted).pose[:, :, 1:], by_type(children).pose[:, :, :-1])
 
 
 def test_recorded_couplings_of_a_convolution_sum_to_one_over_all_parents():
@@ -77,7 +68,7 @@ def test_recorded_couplings_of_a_convolution_sum_to_one_over_all_parents():
     sums = ConvField(8, 8, 3, 2).scatter(coupling.sum(dim=-1))
     expected = torch.zeros(8, 8)
     expected[:7, :7] = 1  # the last row and column belong to no window
-    torch.testing.assert_close(sums, expected[None, :, :, None].expand_as(sums))
+    assert_close(sums, expected[None, :, :, None].expand_as(sums))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -87,7 +78,7 @@ def test_a_bias_distinguishes_poses_from_their_negatives(bias):
     negative = Capsules(-children.pose, children.activation)
     # A Gaussian moves along with a vector added to all of its votes: one layer does not suffice.
     first = ConvCaps(2, 3, bias=bias, inverse_temperature=1.0)
-    torch.testing.assert_close(first(negative).activation, first(children).activation)
+    assert_close(first(negative).activation, first(children).activation)
     stack = torch.nn.Sequential(first, ConvCaps(3, 2, bias=bias, inverse_temperature=1.0))
     activation = stack(children).activation
     is_symmetric = torch.allclose(stack(negative).activation, activation, atol=1e-5)
@@ -102,7 +93,7 @@ def test_costs_belong_to_parent_types_and_lambda_scales_the_second():
     children = Capsules(matrix_capsules().pose, torch.zeros(2, 6, 6, 2))  # no data: beta_a alone
     activation = layer(children).activation
     expected = torch.sigmoid(torch.tensor(1.5)).expand(2, 4, 4, 3)
-    torch.testing.assert_close(activation, expected)
+    assert_close(activation, expected)
 
 
 def test_em_in_a_linear_layer():
@@ -110,7 +101,12 @@ def test_em_in_a_linear_layer():
     pose = torch.randn(2, 6, 4, generator=seeded())
     children = Capsules(pose, torch.rand(2, 6, generator=seeded(1)))
     votes = tc.functional.linear_votes(pose, layer.weight) + layer.bias
-    assert_routed_by_em(layer, children, votes, children.activation)
+    router = layer.router
+    beta_a = router.beta_a / router.inverse_temperature[-1]
+    expected = em_routing(votes, children.activation, router.beta_u, beta_a, 2, 0.5)
+    parents = layer(children)
+    assert_close(parents.pose, expected.pose)
+    assert_close(parents.activation, expected.activation)
 
 
 @pytest.mark.parametrize("convention", ["all", "type"])

@@ -5,8 +5,10 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from torchcaps.nn import CapsuleLinear, ConvCaps, use_generator
+from torchcaps.testing import seeded
 
 DRAWS = {
     "convolution": lambda: nn.Conv2d(3, 4, 3).weight.detach(),
@@ -25,10 +27,6 @@ DRAWS = {
 }
 
 
-def seeded_five():
-    return torch.Generator().manual_seed(5)
-
-
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_generator_draws_as_the_global_one_and_leaves_that_alone(name):
     with torch.random.fork_rng(devices=[]):
@@ -36,25 +34,25 @@ def test_a_generator_draws_as_the_global_one_and_leaves_that_alone(name):
         state = torch.get_rng_state()
         expected = DRAWS[name]()
         torch.set_rng_state(state)
-        with use_generator(seeded_five()):
+        with use_generator(seeded(5)):
             sample = DRAWS[name]()
         assert torch.equal(sample, expected)
         assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_generator_that_is_named_stays():
-    with use_generator(seeded_five()):
+    with use_generator(seeded(5)):
         named = torch.rand(3, generator=torch.Generator().manual_seed(1))
     assert torch.equal(named, torch.rand(3, generator=torch.Generator().manual_seed(1)))
 
 
 def test_it_goes_on_where_it_stopped_and_ends_with_the_block():
-    generator = seeded_five()
+    generator = seeded(5)
     with use_generator(generator):
         first = torch.rand(3)
     with use_generator(generator):
         second = torch.rand(3)
-    assert torch.equal(torch.cat([first, second]), torch.rand(6, generator=seeded_five()))
+    assert torch.equal(torch.cat([first, second]), torch.rand(6, generator=seeded(5)))
     state = torch.get_rng_state()
     torch.rand(3)
     assert not torch.equal(torch.get_rng_state(), state)
@@ -62,23 +60,23 @@ def test_it_goes_on_where_it_stopped_and_ends_with_the_block():
 
 def test_dropout_of_a_gpu_and_its_gradient():
     x = torch.arange(1.0, 41.0).requires_grad_()
-    with use_generator(seeded_five()):
+    with use_generator(seeded(5)):
         y, mask = torch.native_dropout(x, 0.25, True)
         evaluated, evaluation_mask = torch.native_dropout(x, 0.25, False)
-    torch.testing.assert_close(y, x * mask / 0.75)
+    assert_close(y, x * mask / 0.75)
     assert 20 < mask.sum() < 40
     assert torch.equal(evaluated, x)
     assert evaluation_mask.all()
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(gradient, mask / 0.75)
+    assert_close(gradient, mask / 0.75)
 
 
 def test_other_threads_draw_from_the_global_generator():
     samples = []
-    with use_generator(seeded_five()):
+    with use_generator(seeded(5)):
         thread = threading.Thread(target=lambda: samples.append(torch.rand(3)))
         thread.start()
         thread.join()
         expected = torch.rand(3)
     assert not torch.equal(samples[0], expected)
-    assert torch.equal(expected, torch.rand(3, generator=seeded_five()))
+    assert torch.equal(expected, torch.rand(3, generator=seeded(5)))

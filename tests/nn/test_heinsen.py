@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.functional import DenseVotes, Votes
@@ -124,7 +125,7 @@ def test_credit_is_an_extra_beside_the_couplings():
 def test_vectors_that_share_parameters_have_no_order():
     x = torch.randn(2, 7, 8, generator=seeded())
     head = RoutingHead(8, 3, hidden=(6, 5)).eval()
-    torch.testing.assert_close(head(x.flip(1)), head(x))
+    assert_close(head(x.flip(1)), head(x))
     fixed = RoutingHead(8, 3, hidden=(6,), length=7)
     assert not torch.allclose(fixed(x.flip(1)), fixed(x))
     with pytest.raises(ValueError, match=r"features: expected \[batch, n=7, dim=8\], got"):
@@ -140,5 +141,5 @@ def test_absent_vectors_change_nothing():
         x,
         torch.randn(x.shape, generator=seeded(1)),
     )
-    torch.testing.assert_close(head(noisy, mask), head(x, mask))
+    assert_close(head(noisy, mask), head(x, mask))
     assert not torch.allclose(head(noisy), head(x))

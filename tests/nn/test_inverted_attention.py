@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.functional import ProductVotes
@@ -64,7 +65,7 @@ def test_it_equals_loops(iterations):
 def test_a_single_number_is_not_normalized():
     router = build_router(LayerSizes(3, 1, 2, 1), iterations=1)
     votes = random_votes(2, 3, 2, 1)
-    torch.testing.assert_close(router(votes).pose, votes.sum(dim=1) / 2)
+    assert_close(router(votes).pose, votes.sum(dim=1) / 2)
     assert not list(router.parameters())
 
 
@@ -72,7 +73,7 @@ def test_equal_couplings_store_no_votes(monkeypatch):
     layer = make_layer(6, 4, 3, 4, iterations=1)
     children = random_children(2, 6, 4)
     votes = layer.make_votes(children)
-    torch.testing.assert_close(votes.sum(), votes.dense().sum(dim=-3))
+    assert_close(votes.sum(), votes.dense().sum(dim=-3))
     monkeypatch.setattr(ProductVotes, "_compute", lambda votes: pytest.fail("votes were stored"))
     layer.router(layer.make_votes(children))
 
@@ -86,7 +87,7 @@ def test_blocks_of_samples_equal_a_whole_batch(monkeypatch):
     with tc.record_routing(layer, iterations=True):  # stores the votes of the batch
         poses = layer(children).pose
     in_blocks = layer(children).pose
-    torch.testing.assert_close(in_blocks, poses)
+    assert_close(in_blocks, poses)
     (expected,) = torch.autograd.grad((poses * upstream).sum(), children.pose)
     (gradient,) = torch.autograd.grad((in_blocks * upstream).sum(), children.pose)
-    torch.testing.assert_close(gradient, expected)
+    assert_close(gradient, expected)

@@ -5,9 +5,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 import torchcaps as tc
-from torchcaps.errors import ArgumentError
+from checks import refuses
 from torchcaps.functional import dynamic_routing, linear_votes, squash, uniform_routing
 from torchcaps.nn import (
     CapsuleLinear,
@@ -30,9 +31,9 @@ def test_a_primary_capsule_is_eight_channels_at_one_pixel(layout):
     assert capsules.pose.shape == (2, 5, 4, 3, 8)
     features = F.conv2d(x, layer.conv.weight, layer.conv.bias, stride=2)
     pixel = features[1, :, 3, 2].view(3, 8)
-    torch.testing.assert_close(capsules.pose[1, 3, 2], squash(pixel))
+    assert_close(capsules.pose[1, 3, 2], squash(pixel))
     lengths = capsules.pose.norm(dim=-1)
-    torch.testing.assert_close(
+    assert_close(
         capsules.activation,
         lengths,
         atol=1e-4,
@@ -52,8 +53,8 @@ def test_flat_primary_capsules_lie_along_the_rows_of_a_channel():
     images = torch.rand(2, 2, 6, 6)
     capsules = layer(images)
     assert capsules.pose.shape == (2, 3 * 4 * 4, 4)
-    torch.testing.assert_close(capsules.pose[:, 5], squash(layer.conv(images)[:, 1, 1]))
-    with pytest.raises(ValueError, match="unknown grouping 'rows'"):
+    assert_close(capsules.pose[:, 5], squash(layer.conv(images)[:, 1, 1]))
+    with refuses("unknown grouping 'rows'"):
         PrimaryCaps(2, grouping="rows")
 
 
@@ -62,8 +63,8 @@ def test_flatten_space_keeps_each_capsule_whole():
     flat = flatten_space(capsules)
     assert flat.pose.shape == (2, 90, 4)
     index = (2 * 6 + 3) * 3 + 1
-    torch.testing.assert_close(flat.pose[1, index], capsules.pose[1, 2, 3, 1])
-    torch.testing.assert_close(flat.activation[1, index], capsules.activation[1, 2, 3, 1])
+    assert_close(flat.pose[1, index], capsules.pose[1, 2, 3, 1])
+    assert_close(flat.activation[1, index], capsules.activation[1, 2, 3, 1])
 
 
 def test_capsule_linear_votes_by_a_matrix_for_each_pair():
@@ -76,9 +77,9 @@ def test_capsule_linear_votes_by_a_matrix_for_each_pair():
             votes[:, i, j] = children.pose[:, i] @ layer.weight[i, j].T
     expected = dynamic_routing(votes, 3)
     parents = layer(children)
-    torch.testing.assert_close(parents.pose, expected.pose)
-    torch.testing.assert_close(parents.activation, expected.activation)
-    torch.testing.assert_close(layer(children.pose).pose, expected.pose)  # a bare tensor of poses
+    assert_close(parents.pose, expected.pose)
+    assert_close(parents.activation, expected.activation)
+    assert_close(layer(children.pose).pose, expected.pose)  # a bare tensor of poses
 
 
 @pytest.mark.parametrize(("children", "parents"), [(1152, 10), (200, 43)])
@@ -103,10 +104,10 @@ def test_routing_by_name_module_and_function():
     for routing in (DynamicRouting(2), lambda votes, activation: dynamic_routing(votes, 2)):
         layer = CapsuleLinear(6, 4, 3, 5, routing)
         layer.load_state_dict(named.state_dict())
-        torch.testing.assert_close(layer(children).pose, named(children).pose)
+        assert_close(layer(children).pose, named(children).pose)
     uniform = CapsuleLinear(6, 4, 3, 5, "uniform")
     expected = uniform_routing(linear_votes(children.pose, uniform.weight))
-    torch.testing.assert_close(uniform(children).pose, expected.pose)
+    assert_close(uniform(children).pose, expected.pose)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -138,7 +139,7 @@ def test_wrong_arguments(arguments, options, error, message):
 
 
 def test_children_of_another_number_are_refused():
-    with pytest.raises(ValueError, match=r"children: expected \[batch, children=6, dim=4\]"):
+    with refuses(r"children: expected \[batch, children=6, dim=4\]"):
         CapsuleLinear(6, 4, 3, 5)(torch.rand(2, 7, 4))
 
 
@@ -149,9 +150,8 @@ def test_children_of_another_type_are_refused(routing, dtype, name):
     layer = CapsuleLinear(6, 4, 5, 4, routing)
     children = random_capsules(2, 6, 4)
     converted = getattr(children, name).to(dtype)
-    with pytest.raises(ArgumentError, match=str(dtype)) as error:
+    with refuses(f"^{name}: .*{dtype}"):
         layer(children._replace(**{name: converted}))
-    assert error.value.argument == name
 
 
 def test_a_softmax_over_children():
@@ -161,7 +161,7 @@ def test_a_softmax_over_children():
     assert not layer.router.normalized
     layer.router = layer.router.uniform()
     votes = linear_votes(children, layer.weight)
-    torch.testing.assert_close(layer(children).pose, squash(votes.mean(dim=1)))
+    assert_close(layer(children).pose, squash(votes.mean(dim=1)))
 
 
 def test_a_mask_keeps_the_label_or_the_longest():
@@ -173,7 +173,7 @@ def test_a_mask_keeps_the_label_or_the_longest():
         expected = torch.zeros_like(pose)
         for sample, label in enumerate(classes):
             expected[sample, label] = pose[sample, label]
-        torch.testing.assert_close(masked, expected)
+        assert_close(masked, expected)
 
 
 def test_recordings_have_one_entry_for_each_pass_of_each_layer():
@@ -187,13 +187,13 @@ def test_recordings_have_one_entry_for_each_pass_of_each_layer():
     assert first.coupling.shape == (2, 6, 5)
     assert second.coupling.shape == (3, 6, 5)
     assert record.last()["1"].coupling.shape == (3, 5, 2)
-    torch.testing.assert_close(first.coupling.sum(-1), torch.ones(2, 6))
-    torch.testing.assert_close(record["1"][0].child_activation, first.activation)
+    assert_close(first.coupling.sum(-1), torch.ones(2, 6))
+    assert_close(record["1"][0].child_activation, first.activation)
 
 
 def test_recordings_nest_and_end_after_an_error():
     layer = CapsuleLinear(6, 4, 5, 3)
-    with pytest.raises(ValueError, match="children"), tc.record_routing(layer):
+    with refuses("children"), tc.record_routing(layer):
         layer(torch.rand(2, 7, 4))
     assert layer.recorder is None
     with tc.record_routing(layer) as outer:
@@ -239,5 +239,5 @@ def test_the_upsampling_decoder_crops_around_the_center():
 
 
 def test_sizes_of_another_type_are_refused():
-    with pytest.raises(TypeError, match="LayerSizes"):
+    with refuses("LayerSizes", TypeError):
         LinearVotes((3, 2, 4, 5))

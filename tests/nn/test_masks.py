@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps import ops
@@ -57,7 +58,7 @@ def test_padding_changes_nothing(routing, impl, rows):
     )
     pose = pose.masked_fill(is_empty[:, None, None], 0)
     activation = activation.masked_fill(is_empty[:, None], 0)
-    torch.testing.assert_close(masked_pose, pose, atol=1e-6, rtol=0)
-    torch.testing.assert_close(masked_activation, activation, atol=1e-6, rtol=0)
+    assert_close(masked_pose, pose, atol=1e-6, rtol=0)
+    assert_close(masked_activation, activation, atol=1e-6, rtol=0)
     for x, y in zip(masked_grads, grads, strict=True):
-        torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-6)
+        assert_close(x, y, atol=1e-6, rtol=1e-6)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.functional import DenseVotes, steep_squash_with_length
 from torchcaps.nn import create_router
@@ -79,16 +80,16 @@ def test_absent_children_have_no_part_in_the_sum(votes):
     padded = router(PaddedVotes(votes))
     router.prior.data = router.prior.data[:4].clone()
     expected = router(votes[:, :4])
-    torch.testing.assert_close(padded.pose, expected.pose)
-    torch.testing.assert_close(padded.coupling[:, :4], expected.coupling)
+    assert_close(padded.pose, expected.pose)
+    assert_close(padded.coupling[:, :4], expected.coupling)
 
 
 def test_uniform_coupling_keeps_the_learned_prior(votes):
     router = build_router(0.7)
     routed = router.uniform()(votes)
     s = ((1 / PARENTS + router.prior).unsqueeze(-1) * votes).sum(dim=-3)
-    torch.testing.assert_close(routed.pose, steep_squash_with_length(s)[0])
-    torch.testing.assert_close(build_router(0.7, equal=True)(votes).pose, routed.pose)
+    assert_close(routed.pose, steep_squash_with_length(s)[0])
+    assert_close(build_router(0.7, equal=True)(votes).pose, routed.pose)
 
 
 def test_votes_of_zero_have_a_finite_gradient_that_is_not_zero():

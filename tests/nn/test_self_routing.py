@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
 from torchcaps.functional import DenseField, DenseVotes
@@ -93,10 +94,10 @@ def test_it_starts_uniform_and_learns_at_once():
     layer = RoutedLayer(LinearVotes(SIZES), "self_routing").double()
     children = random_children(2, 6, 4)
     parents = layer(children)
-    torch.testing.assert_close(parents.activation, torch.full_like(parents.activation, 1 / 5))
+    assert_close(parents.activation, torch.full_like(parents.activation, 1 / 5))
     votes = layer.make_votes(children).dense()
     a = children.activation[..., None, None]
-    torch.testing.assert_close(parents.pose, (a * votes).sum(dim=1) / a.sum(dim=1))
+    assert_close(parents.pose, (a * votes).sum(dim=1) / a.sum(dim=1))
     (-parents.activation[:, 2].log().mean()).backward()
     for parameter in layer.router.parameters():
         assert parameter.grad.abs().min() > 0
@@ -106,12 +107,12 @@ def test_activations_are_relative():
     layer = make_layer()
     pose, activation = random_children(2, 6, 4)
     parents = layer(Capsules(pose, activation))
-    torch.testing.assert_close(parents.activation.sum(dim=-1), torch.ones(2, dtype=torch.float64))
+    assert_close(parents.activation.sum(dim=-1), torch.ones(2, dtype=torch.float64))
     for factor in (1e-300, 1e-6, 0.5):
-        torch.testing.assert_close(layer(Capsules(pose, activation * factor)), parents)
+        assert_close(layer(Capsules(pose, activation * factor)), parents)
     weak = Capsules(pose.float(), (activation * 1e-30).float())
     float32 = layer.float()(weak)
-    torch.testing.assert_close(
+    assert_close(
         float32.pose,
         parents.pose.float(),
         rtol=1e-4,
@@ -124,7 +125,7 @@ def test_children_that_are_all_absent_have_equal_weights():
     pose, activation = random_children(2, 6, 4)
     absent = layer(Capsules(pose, torch.zeros_like(activation)))
     present = layer(Capsules(pose, torch.ones_like(activation)))
-    torch.testing.assert_close(absent.pose, present.pose)
+    assert_close(absent.pose, present.pose)
 
 
 def test_sure_children_leave_nothing_infinite():

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from checks import assert_equal
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
 from torchcaps.kernels.support import HAS_NUMBA
@@ -121,6 +122,13 @@ def run_layer(layer, routing, impl, tensors=None, loss_of=OUTPUTS, **options):
     tensors = tensors or layer.tensors()
     outputs = route(routing, layer.votes(tensors), tensors, impl, **options)._asdict()
     return add_gradients(outputs, tensors, loss_of)
+
+
+def check_threads(run):
+    """Outputs by name have the same bits by one thread and by three."""
+    by_one_thread = run()
+    torch.set_num_threads(3)
+    assert_equal(run(), by_one_thread)
 
 
 def compare(layer, routing="dynamic", tolerance=1e-9, impls=None, tensors=None, **options):

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from torchcaps import ops
-from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels import samples
 from torchcaps.kernels.dynamic import bmm
 from torchcaps.testing.compare import assert_close
@@ -14,23 +12,6 @@ from .makers import Layer, compare, run_layer
 
 PAPER = (1, 8, 16)
 AUTOCAST_ERROR = {torch.bfloat16: 2e-2, torch.float16: 1e-3}
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    field=st.sampled_from([DenseField(), DenseField(2, 3), ConvField(4, 5, 3, convention="type")]),
-    batch=st.sampled_from([0, 1, 3, 8]),
-    types=st.integers(1, 7),
-    parents=st.integers(1, 6),
-    bias=st.booleans(),
-    seed=st.integers(0, 999),
-    leaky=st.booleans(),
-    detach=st.booleans(),
-    iterations=st.integers(1, 4),
-)
-def test_layers_drawn_at_random(field, batch, types, parents, bias, seed, **options):
-    layer = Layer(field, batch, types, parents, bias=bias, seed=seed)
-    assert compare(layer, impls=["bmm"], **options) == ["bmm"]
 
 
 def test_blocks_of_samples(monkeypatch):
@@ -74,16 +55,3 @@ def test_auto_takes_it_before_blocks_on_a_gpu_alone():
     ranks = {path.impl: path.rank for path in ops.registry.PATHS["dynamic_routing"]}
     assert ranks["triton"] < ranks["bmm"] < ranks["blocked"]
     assert ops.choose("dynamic_routing", votes)[0] != "bmm"
-
-
-@pytest.mark.parametrize(
-    ("layer", "reason"),
-    [
-        (Layer(matrices=(2, 2, 2)), "poses are matrices of 2 rows"),
-        (Layer(shift=(1, 1)), "the votes are shifted"),
-        (Layer(ConvField(4, 4, 3)), "parents at different positions compete"),
-    ],
-)
-def test_votes_that_it_refuses(layer, reason):
-    with pytest.raises(ValueError, match=f"'bmm' cannot run .*{reason}"):
-        run_layer(layer, "dynamic", "bmm")

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.testing import assert_close
 
-from checks import assert_finite
+from checks import assert_finite, refuses
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
 from torchcaps.functional.votes import FixedCoupling, RoutingContext
@@ -18,7 +19,15 @@ from torchcaps.testing.random import random_votes
 from torchcaps.types import Capsules
 
 from . import makers
-from .makers import MATRICES, PAPER_MATRICES, Layer, compare, fields, run_layer
+from .makers import (
+    MATRICES,
+    PAPER_MATRICES,
+    Layer,
+    check_threads,
+    compare,
+    fields,
+    run_layer,
+)
 from .operator_checks import check_operator, check_second_derivatives
 
 FAST = makers.FAST["em"]
@@ -79,7 +88,7 @@ def test_betas_without_an_axis_and_a_temperature_for_each_iteration(beta):
     expected = ops.em_routing(votes, None, beta, beta, 2, (0.5, 0.1), impl="reference")
     for impl in FAST:
         routed = ops.em_routing(votes, None, beta, beta, 2, (0.5, 0.1), impl=impl)
-        torch.testing.assert_close(routed, expected)
+        assert_close(routed, expected)
 
 
 @pytest.mark.parametrize("impl", ["reference", *FAST])
@@ -88,7 +97,7 @@ def test_equal_couplings_of_an_ablation_take_the_last_temperature(impl):
     expected = ops.em_routing(votes, None, 0.3, 0.2, 1, (0.1,), impl="reference")
     equal = votes.bind(RoutingContext(fixed=FixedCoupling(0, 0.0, uses=[])))
     routed = ops.em_routing(equal, None, 0.3, 0.2, 2, (0.5, 0.1), impl=impl)
-    torch.testing.assert_close(routed, expected)
+    assert_close(routed, expected)
 
 
 def test_inputs_of_any_strides():
@@ -130,11 +139,7 @@ def test_zeros(zero, scaled, level, impl):
 @pytest.mark.parametrize("impl", COMPILED)
 def test_the_number_of_threads_changes_nothing(impl):
     layer = replace(LAYER, batch=50)
-    by_one_thread = run_layer(layer, "em", impl)
-    torch.set_num_threads(3)
-    by_three_threads = run_layer(layer, "em", impl)
-    for name, tensor in by_one_thread.items():
-        assert torch.equal(by_three_threads[name], tensor), name
+    check_threads(lambda: run_layer(layer, "em", impl))
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -170,26 +175,21 @@ def test_given_votes_are_for_the_reference():
     votes = random_votes()
     assert ops.choose("em_routing", votes)[0] == "reference"
     for impl in FAST:
-        with pytest.raises(ValueError, match="the votes are given, not made of poses and matrices"):
+        with refuses("the votes are given, not made of poses and matrices"):
             ops.em_routing(votes, torch.ones(2, 6), 0.0, 0.0, impl=impl)
 
 
 def test_an_implementation_that_cannot_run_is_refused():
     votes = make_votes(8)
-    with pytest.raises(
-        ValueError, match="impl: 'triton' cannot run em_routing here .it has reference, "
-    ):
+    with refuses("impl: 'triton' cannot run em_routing here .it has reference, "):
         ops.em_routing(votes, None, 0.0, 0.0, impl="triton")
     traced = votes.bind(RoutingContext(trace=[]))
-    with pytest.raises(ValueError, match="the couplings of every iteration are asked for"):
+    with refuses("the couplings of every iteration are asked for"):
         ops.em_routing(traced, None, 0.0, 0.0, impl="blocked")
 
 
 @pytest.mark.parametrize("impl", COMPILED)
 def test_compiled_loops_refuse_large_matrices(impl):
     layer = Layer(matrices=(1, 32, 17))
-    with pytest.raises(
-        ValueError,
-        match="'numba' cannot run .*a vote takes 544 products; the compiled loops take 512",
-    ):
+    with refuses("'numba' cannot run .*a vote takes 544 products; the compiled loops take 512"):
         ops.em_routing(layer.votes(layer.tensors()), None, 0.0, 0.0, impl=impl)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from torchcaps import ops, testing
 from torchcaps.functional import ConvField, DenseField
@@ -61,15 +62,15 @@ def test_value_and_gradients_of_an_operator():
     factor = torch.rand(3, 2, requires_grad=True)
     loss = loss_within_autocast(x, factor)
     expected = (2 * (x @ factor).exp()).square().sum() + x.sum()
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
 
     expected_gradients = torch.autograd.grad(expected, (x, factor))
     gradients = torch.autograd.grad(loss, (x, factor))
-    torch.testing.assert_close(gradients, expected_gradients)
+    assert_close(gradients, expected_gradients)
 
     # The backward function leaves out what no one needs.
     (gradient,) = torch.autograd.grad(loss_within_autocast(x, factor.detach()), x)
-    torch.testing.assert_close(gradient, expected_gradients[0])
+    assert_close(gradient, expected_gradients[0])
 
 
 def test_an_operator_as_pytorch_sees_it():
@@ -136,7 +137,7 @@ def test_frozen_operands_leave_the_gradients_of_the_rest(impl, frozen):
     gradients = linear_gradients(tensors, impl)
     assert frozen not in gradients
     for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected[name])
+        assert_close(gradient, expected[name])
 
 
 @pytest.mark.slow
@@ -169,10 +170,8 @@ def test_compiles_without_a_break_with_gradients(routing, impl, layer):
             tensors[name] = repeated.requires_grad_()
         expected = call(*tensors.values())
         outputs = compiled(*tensors.values())
-        torch.testing.assert_close(outputs, expected)
-        torch.testing.assert_close(
-            compute_gradients(outputs, tensors), compute_gradients(expected, tensors)
-        )
+        assert_close(outputs, expected)
+        assert_close(compute_gradients(outputs, tensors), compute_gradients(expected, tensors))
 
 
 def test_explain_says_which_implementation_runs_and_why():

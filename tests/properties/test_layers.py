@@ -44,11 +44,6 @@ def test_primary_capsules():
     check_module_gradients(small, torch.rand(2, 1, 4, 5))
 
 
-def test_two_layers_in_a_row():
-    layers = torch.nn.Sequential(CapsuleLinear(6, 4, 5, 3), CapsuleLinear(5, 3, 2, 6))
-    check_module(layers, CHILDREN)
-
-
 class BatchNormed(torch.nn.Module):
     """Mixes the samples of a batch."""
 

@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
+from checks import refuses
 from models.small import SMALLER
 from torchcaps import testing
-from torchcaps.errors import ArgumentError
 from torchcaps.models import CanonicalCapsules
 from torchcaps.nn import RoutedLayer
 
@@ -68,9 +69,8 @@ def test_images_of_another_type_are_refused(model, images, dtype):
     call = model.capsules if model.spec.pose else model
     if model.spec.task == "align":
         call = model.align
-    with pytest.raises(ArgumentError, match=str(dtype)) as error:
+    with refuses(f"^images: .*{dtype}"):
         call(images.to(dtype))
-    assert error.value.argument == "images"
 
 
 def test_a_batch_of_the_smallest_size_trains(model, images):
@@ -86,7 +86,7 @@ def test_a_model_without_capsules_is_a_classifier(model, images):
     if model.spec.is_dense:
         shape = (len(images), model.num_classes - 1, *model.img_size)
     assert model(images).shape == shape
-    with pytest.raises(ValueError, match="capsules: expected a capsule network"):
+    with refuses("capsules: expected a capsule network"):
         model.capsules(images)
 
 
@@ -100,7 +100,7 @@ def test_activations_are_those_of_the_class_capsules(model, images):
         shape = (len(images), num_capsules - 1, *model.img_size)
     activation = model(images)
     capsules = model.capsules(images)
-    torch.testing.assert_close(activation, capsules.activation.movedim(-1, 1))
+    assert_close(activation, capsules.activation.movedim(-1, 1))
     assert capsules.pose.movedim(-2, 1).shape[:-1] == activation.shape == shape
 
 
@@ -109,14 +109,14 @@ def test_reconstructions_are_of_a_class(model, images):
         pytest.skip("it draws nothing, or not from one capsule: see its own tests")
     capsules = model.capsules(images)
     if not model.spec.decoder:
-        with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
+        with refuses("reconstruct: .* no decoder"):
             model.reconstruct(capsules)
         return
     reconstruction = model.reconstruct(capsules)
     assert reconstruction.shape == images.shape
     testing.assert_between("reconstruction", reconstruction, 0.0, 1.0)
     classes = capsules.activation.argmax(dim=1)
-    torch.testing.assert_close(reconstruction, model.reconstruct(capsules, classes))
+    assert_close(reconstruction, model.reconstruct(capsules, classes))
 
     # Poses of a fresh model may be short: normalized ones differ from class to class.
     pose = torch.nn.functional.normalize(capsules.pose, dim=-1)
@@ -131,7 +131,7 @@ def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):
         pytest.skip("nothing is routed")
     plain = model(images)
     with tc.record_routing(model) as record:
-        torch.testing.assert_close(model(images), plain)
+        assert_close(model(images), plain)
     for trace in record.last().values():
         sums = trace.coupling.sum(dim=-1)
         if sums.dim() > 2:  # a child of a convolution has parents in several windows
@@ -143,7 +143,7 @@ def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):
                 slack=1e-5,
             )
         else:
-            torch.testing.assert_close(sums, torch.ones_like(sums))
+            assert_close(sums, torch.ones_like(sums))
         children, parents = trace.coupling.shape[-2:]
         assert trace.child_activation.shape[-1] == children
         assert trace.activation.shape[-1] == parents

@@ -1,6 +1,17 @@
-"""Batches of a task, for its tests."""
+"""Batches, networks and runs, for the tests of tasks."""
 
 import torch
+
+from torchcaps.models import CNN
+
+# Of 9 steps on 40 samples: 3 epochs of 3 batches.
+SHORT_RUN = {"epochs": 3, "batch_size": 8, "holdout": 11, "checkpoint_every": 2, "device": "cpu"}
+
+
+def cnn(**options):
+    """A small network without capsules, of three classes, with the same weights each time."""
+    torch.manual_seed(0)
+    return CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), **options)
 
 
 def batch_of(task, images, indices, generator=None):

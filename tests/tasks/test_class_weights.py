@@ -1,38 +1,33 @@
 """Rare classes that count as much as frequent ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from torch.testing import assert_close
 
 import torchcaps as tc
+from tasks.makers import cnn
 from torchcaps.data import Batch, Dataset
 from torchcaps.errors import ArgumentError
-from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.classify import balanced_weights, image_weights
+from torchcaps.testing import seeded
 
 LABELS = torch.tensor([0, 0, 0, 2, 0, 2])  # no image of class 1
 WEIGHTS = torch.tensor([6 / (2 * 4), 1.0, 6 / (2 * 2)])
 
 
 def set_of(labels, num_classes=3):
-    pixels = torch.rand(len(labels), 1, 20, 20, generator=torch.Generator().manual_seed(0))
+    pixels = torch.rand(len(labels), 1, 20, 20, generator=seeded(0))
     return Dataset(pixels, {"label": labels}, tuple(map(str, range(num_classes))), "unbalanced")
 
 
 def capsnet(**options):
     sizes = {"num_classes": 3, "in_chans": 1, "img_size": 20}
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     return tc.create_model(
         "capsnet", generator=generator, channels=4, primary_types=2, **sizes, **options
     )
-
-
-def cnn(**options):
-    torch.manual_seed(0)
-    return CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,), **options)
 
 
 def task_of(model, images, **settings):
@@ -41,7 +36,7 @@ def task_of(model, images, **settings):
 
 def test_weights_are_inverse_frequencies_whose_mean_over_images_is_one():
     weights = balanced_weights(LABELS, 3)
-    torch.testing.assert_close(weights, WEIGHTS)
+    assert_close(weights, WEIGHTS)
     assert weights[LABELS].mean() == pytest.approx(1)
     assert balanced_weights(torch.arange(10) % 5, 5).tolist() == [1.0] * 5
 
@@ -49,15 +44,15 @@ def test_weights_are_inverse_frequencies_whose_mean_over_images_is_one():
 def test_the_weight_of_an_image_of_several_classes_is_their_mean():
     labels = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 1]])
     weights = balanced_weights(labels, 3)
-    torch.testing.assert_close(weights, torch.tensor([6 / (3 * 3), 6 / (3 * 1), 6 / (3 * 2)]))
+    assert_close(weights, torch.tensor([6 / (3 * 3), 6 / (3 * 1), 6 / (3 * 2)]))
     expected = torch.stack([weights[[0, 1]].mean(), weights[[0, 2]].mean(), weights[[0, 2]].mean()])
-    torch.testing.assert_close(image_weights(weights, labels), expected)
+    assert_close(image_weights(weights, labels), expected)
     assert expected.mean() == pytest.approx(1)
 
     fewer = torch.tensor([[1, 1, 0], [0, 0, 1]])
     assert torch.equal(balanced_weights(fewer, 3), torch.ones(3))
     expected = torch.stack([weights[[0, 1]].mean(), weights[2]])
-    torch.testing.assert_close(image_weights(weights, fewer), expected)
+    assert_close(image_weights(weights, fewer), expected)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +82,12 @@ def test_every_loss_weighs_an_image_by_its_class(model, settings):
         expected = expected + WEIGHTS[label] * step(plain, slice(index, index + 1)) / len(LABELS)
     loss = step(task, slice(None))
     # The loss of several classes rounds to float32.
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0, check_dtype=False)
+    assert_close(loss, expected, rtol=1e-6, atol=0, check_dtype=False)
 
     gradients = torch.autograd.grad(loss, [*network.parameters()], allow_unused=True)
     expected_gradients = torch.autograd.grad(expected, [*network.parameters()], allow_unused=True)
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-9)
+        assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-9)
 
 
 def test_levels_of_a_label_tree_are_weighted_by_the_finest_class():
@@ -116,7 +111,7 @@ def test_levels_of_a_label_tree_are_weighted_by_the_finest_class():
             tc.functional.margin_loss(activation[[k]], level_labels[[k]])
             for k in range(len(labels))
         ]
-        torch.testing.assert_close(outputs[name], (weights * torch.stack(losses)).mean())
+        assert_close(outputs[name], (weights * torch.stack(losses)).mean())
 
 
 def test_the_loss_of_held_out_images_has_no_weights():

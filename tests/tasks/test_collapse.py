@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -8,6 +6,7 @@ from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.collapse import collapse_state, collapse_warnings, plateau
+from torchcaps.testing import seeded
 
 
 def spread(count, classes):
@@ -16,7 +15,7 @@ def spread(count, classes):
 
 def healthy(labels, classes, right=0.8, seed=0):
     """Lengths of a network that has begun to learn: `right` of the images are recognized."""
-    random = torch.Generator().manual_seed(seed)
+    random = seeded(seed)
     lengths = torch.rand(len(labels), classes, generator=random) * 0.3
     is_right = torch.rand(len(labels), generator=random) < right
     lengths[is_right, labels[is_right]] += 0.5
@@ -48,7 +47,7 @@ def test_a_network_without_capsules_is_told_nothing_of_them():
 def test_the_plateau_is_told_by_its_loss_and_chance_accuracy(classes):
     labels = spread(20 * classes, classes)
     best = (0.9 + 0.05 * (classes - 1)) / (1 + 0.5 * (classes - 1))
-    noise = 0.02 * torch.rand(len(labels), classes, generator=torch.Generator().manual_seed(0))
+    noise = 0.02 * torch.rand(len(labels), classes, generator=seeded(0))
     [sentence] = sentences(best + noise - 0.01, labels)
     assert "no class information" in sentence
     assert f"{plateau(classes):.3f}" in sentence
@@ -76,7 +75,7 @@ def test_a_healthy_network_has_no_warning(classes, right):
 
 def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
     labels = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]] * 5)
-    lengths = torch.rand(15, 3, generator=torch.Generator().manual_seed(0))
+    lengths = torch.rand(15, 3, generator=seeded(0))
     assert collapse_warnings(lengths, labels, 0.5) == []
     lengths[:, 1] = 0.5
     [sentence] = collapse_warnings(lengths, labels, 0.5)

@@ -1,7 +1,5 @@
 """Classes of very different numbers of images: 1,000, 60 and 8."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

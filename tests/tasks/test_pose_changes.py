@@ -1,11 +1,11 @@
-from __future__ import annotations
-
 import json
 import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
+from checks import refuses
 from torchcaps.models import TransformedPairs, TransformingAutoencoder
 from torchcaps.tasks import evaluate_transforming, pose_changes
 from torchcaps.types import Capsules
@@ -45,17 +45,13 @@ def test_figures_of_shifts(monkeypatch):
     evaluation = evaluate_transforming(
         model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts)
     )
-    torch.testing.assert_close(
-        evaluation.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-    )
-    torch.testing.assert_close(
-        evaluation.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-    )
+    assert_close(evaluation.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    assert_close(evaluation.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
     assert evaluation.capsule_correlation[2].isnan().all()
     figures = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
     assert figures["mean_capsule_correlation"] == pytest.approx(0.8 - 0.2)
     share = (0.64 - 0.04) / 0.68
-    torch.testing.assert_close(evaluation.predicted, share * shifts)
+    assert_close(evaluation.predicted, share * shifts)
     spread = 2 * math.sqrt(0.8 * 0.2)  # of slopes 1 and -1 with these parts
     for name in ("dx", "dy"):
         assert figures[f"correlation_{name}"] == pytest.approx(1.0)
@@ -105,9 +101,7 @@ def test_matrices_are_estimated_by_least_squares():
     evaluation = evaluate_transforming(
         model, TransformedPairs(numbered(0, 40), numbered(40, 40), matrices)
     )
-    torch.testing.assert_close(
-        evaluation.predicted, matrices[:, :2].flatten(1), rtol=1e-3, atol=1e-4
-    )
+    assert_close(evaluation.predicted, matrices[:, :2].flatten(1), rtol=1e-3, atol=1e-4)
     assert evaluation.names == ("xx", "xy", "x", "yx", "yy", "y")
     for name in evaluation.names:
         assert evaluation.figures[f"correlation_{name}"] == pytest.approx(1.0)
@@ -138,10 +132,8 @@ def test_errors_beside_the_trivial_ones():
 
 def test_too_few_pairs_and_images_of_another_size_are_refused():
     model = TransformingAutoencoder(1, 4, capsules=2)
-    with pytest.raises(ValueError, match="number of pairs: expected at least 2, got 1"):
+    with refuses("number of pairs: expected at least 2, got 1"):
         evaluate_transforming(model, TransformedPairs(IMAGES[:1], IMAGES[:1], torch.zeros(1, 2)))
-    with pytest.raises(
-        ValueError, match=r"images: expected \[batch, channels=1, height=4, width=4\], got"
-    ):
+    with refuses(r"images: expected \[batch, channels=1, height=4, width=4\], got"):
         big = torch.zeros(2, 1, 5, 5)
         evaluate_transforming(model, TransformedPairs(big, big, torch.zeros(2, 2)))

@@ -2,21 +2,20 @@
 
 import base64
 import json
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.testing import assert_close
 
 import torchcaps as tc
-from checks import column
+from checks import column, refuses
 from data.makers import write_masks
 from tasks.makers import batch_of
 from torchcaps.cli.main import main
-from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
-from torchcaps.data.sets import shapes as shapes_set
+from torchcaps.data import Dataset, Preprocess, load_dataset, masked_set, render_shapes
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer.answers import ANSWERS
 from torchcaps.explorer.page import describe_run
@@ -24,6 +23,7 @@ from torchcaps.reporting import predict
 from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
 from torchcaps.tasks.segment import LOSSES, PixelPrediction
+from torchcaps.testing import seeded
 from torchcaps.training import TrainConfig, train
 from torchcaps.types import ModelMetadata, set_model_metadata
 from training.makers import assert_resumes
@@ -159,7 +159,7 @@ def test_masks_move_with_their_images():
     config = TrainConfig.of(shift=3, flip=True, degrees=30.0, zoom=0.2, shear=0.2, crop=12)
     model = model_of(size=12, classes=2)
     task = create_task(model, config, mask_images).train()
-    batch = batch_of(task, mask_images, torch.arange(6), torch.Generator().manual_seed(0))
+    batch = batch_of(task, mask_images, torch.arange(6), seeded(0))
     assert batch.inputs.shape[2:] == batch.targets["mask"].shape[1:] == (12, 12)
     assert torch.equal(batch.targets["mask"], (batch.inputs[:, 0] > 0.5).long())
     assert not torch.equal(batch.targets["mask"], mask_images.targets["mask"][:, 2:14, 2:14].long())
@@ -186,29 +186,21 @@ def test_a_plain_module_learns_masks():
         lr=0.05,
     )
     assert history[-1]["val_loss"] < history[0]["val_loss"]
-    with pytest.raises(
-        ValueError, match="expected .batch, classes without background=3, height=16, width=16., got"
-    ):
+    with refuses("expected .batch, classes without background=3, height=16, width=16., got"):
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 
 
 def test_images_settings_and_models_that_do_not_suit_are_refused():
     plain = Dataset(torch.zeros(2, 1, 16, 16), {"label": torch.tensor([0, 1])}, ("a", "b"), "plain")
-    with pytest.raises(
-        ValueError,
-        match="got .*'plain'.* with the targets label; give 'mask' by name",
-    ):
+    with refuses("got .*'plain'.* with the targets label; give 'mask' by name"):
         create_task(model_of(), TrainConfig(), plain)
-    with pytest.raises(
-        ValueError,
-        match="morphology: expected 0 for images with masks, which would not fit, got 0.5",
-    ):
+    with refuses("morphology: expected 0 for images with masks, which would not fit, got 0.5"):
         create_task(model_of(), TrainConfig.of(morphology=0.5))
-    with pytest.raises(ValueError, match="takes a model whose outputs are of pixels, got CapsNet"):
+    with refuses("takes a model whose outputs are of pixels, got CapsNet"):
         create_task(
             tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment")
         )
-    with pytest.raises(ValueError, match="takes a model whose outputs are of images, got UNet"):
+    with refuses("takes a model whose outputs are of images, got UNet"):
         create_task(model_of(), TrainConfig.of(task="classify"))
 
 
@@ -250,9 +242,7 @@ def test_a_task_that_draws_nothing_says_so(tmp_path):
     model.classes = tuple("0123456789")
     model.preprocess = tc.data.Preprocess((28, 28), 1)
     Image.new("L", (28, 28)).save(tmp_path / "one.png")
-    with pytest.raises(
-        ValueError, match="output: the task classify draws nothing of single pictures"
-    ):
+    with refuses("output: the task classify draws nothing of single pictures"):
         predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
 
 
@@ -272,13 +262,11 @@ def test_a_large_image_is_predicted_in_tiles():
         lambda _, inputs, __: input_shapes.append(tuple(inputs[0].shape))
     )
     for size in ((70, 45), (9, 30)):
-        image = torch.rand(1, *size, generator=torch.Generator().manual_seed(0))
+        image = torch.rand(1, *size, generator=seeded(0))
         full_model = model_of(size=size, levels=1)
         full_model.load_state_dict(model.state_dict())
         probabilities = predict_tiles(task.predict_pixels, image, 16)
-        torch.testing.assert_close(
-            probabilities, full_model(image.unsqueeze(0))[0], atol=1e-5, rtol=1e-4
-        )
+        assert_close(probabilities, full_model(image.unsqueeze(0))[0], atol=1e-5, rtol=1e-4)
     assert set(input_shapes) == {(1, 1, 16, 16)}
 
 
@@ -291,7 +279,7 @@ def test_a_tile_weighs_more_near_its_center():
     ramp = 1 + 1 / 8 - torch.linspace(-1, 1, 8).abs()
     expected = ramp[:2] / (ramp[:2] + ramp[6:])
     assert probabilities[0, :, :6].max() == 0 and probabilities[0, :, 8:].min() == 1
-    torch.testing.assert_close(probabilities[0, :, 6:8], expected.expand(8, 2))
+    assert_close(probabilities[0, :, 6:8], expected.expand(8, 2))
     assert expected[0] < 0.5 < expected[1]
 
 
@@ -307,8 +295,8 @@ def test_only_the_foreground_is_drawn():
     drawings = task.model.reconstruct(capsules, batch.targets["mask"].long())
     foreground = torch.where(batch.targets["mask"].unsqueeze(1) > 0, batch.inputs, 0.0)
     error = (drawings - foreground).square().mean()
-    torch.testing.assert_close(losses["reconstruction"], error)
-    torch.testing.assert_close(losses["loss"], losses[task.loss] + 0.1 * error)
+    assert_close(losses["reconstruction"], error)
+    assert_close(losses["loss"], losses[task.loss] + 0.1 * error)
     assert not torch.isclose(error, (drawings - batch.inputs).square().mean())
 
 
@@ -349,20 +337,6 @@ def test_the_explorer_shows_the_picture_under_its_mask():
     assert len(base64.b64decode(answer["seen"])) == 4 * 3 * 16 * 16
     assert content.head["classes"] == list(images.classes)
     assert not content.head["poses"]
-
-
-def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
-    restore(_registry.DATASETS)
-    info, reader = _registry.DATASETS["shapes"]
-    smaller = replace(info, train=4, test=3)
-    monkeypatch.setattr(shapes_set, "INFO", smaller)
-    _registry.DATASETS.add("shapes", (smaller, reader), replace=True)
-    assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
-    assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
-    loaded = load_dataset("shapes", root=tmp_path)
-    assert torch.equal(loaded.targets["mask"], render_shapes(4).targets["mask"])
-    assert torch.equal(loaded.images, render_shapes(4).images)
-    assert (loaded.classes, loaded.name) == (tc.data.dataset_info("shapes").classes, "shapes")
 
 
 @pytest.mark.parametrize(("bias", "label"), [(-9.0, "background"), (9.0, "a")])

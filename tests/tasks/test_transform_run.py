@@ -1,7 +1,5 @@
 """Runs of the task that draws transformed images: folders, resuming, figures, early settings."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -10,6 +8,7 @@ import pytest
 
 import torchcaps as tc
 from checks import column
+from tasks.makers import SHORT_RUN
 from torchcaps.errors import TrainingError
 from torchcaps.reporting import evaluate
 from torchcaps.training import TrainConfig, train
@@ -27,18 +26,12 @@ def noise(tmp_path_factory):
 
 
 def config_of(data, options=None, **changes):
-    """A run of 9 steps: 3 epochs of 3 batches."""
     settings = {
         "model": "transforming_autoencoder",
         "model_options": MODEL | (options or {}),
         "data": str(data),
-        "epochs": 3,
-        "batch_size": 8,
-        "holdout": 11,
-        "checkpoint_every": 2,
-        "device": "cpu",
     }
-    return TrainConfig.of(**settings | changes)
+    return TrainConfig.of(**SHORT_RUN | settings | changes)
 
 
 def test_a_run_can_be_used_and_resumed(noise, tmp_path):

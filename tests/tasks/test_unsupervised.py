@@ -1,7 +1,5 @@
 """The task without labels: its loss against NumPy, clusters, figures, pictures, and runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 from torch.utils._pytree import tree_map_only
 
 import torchcaps as tc
-from checks import assert_equal, column
-from tasks.makers import batch_of
+from checks import assert_equal, column, refuses
+from tasks.makers import SHORT_RUN, batch_of
 from torchcaps.data import Dataset
 from torchcaps.evaluation.accuracy.clusters import (
     kmeans,
@@ -32,14 +31,11 @@ from torchcaps.tasks.unsupervised import (
     logit_directions,
     loss_terms,
 )
-from torchcaps.training import TrainConfig, load_recipe, train
+from torchcaps.testing import seeded
+from torchcaps.training import TrainConfig, load_recipe
 from training.makers import assert_resumes
 
 MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def task_of(**settings):
@@ -50,7 +46,7 @@ def task_of(**settings):
 def image_set(count=12, size=20):
     """Images of noise."""
     return Dataset(
-        torch.rand(count, 1, size, size, generator=generator()),
+        torch.rand(count, 1, size, size, generator=seeded()),
         {"label": torch.arange(count) % 2},
         ("a", "b"),
         "noise",
@@ -59,25 +55,16 @@ def image_set(count=12, size=20):
 
 @pytest.fixture
 def settings(tmp_path):
-    """Of 9 steps: 3 epochs of 3 batches."""
     images = np.random.default_rng(0).integers(0, 256, (40, 20, 22), dtype=np.uint8)
     np.savez(tmp_path / "noise.npz", images=images, labels=np.arange(40) % 2)
-    return {
-        "model": "scae",
-        "model_options": MODEL,
-        "data": str(tmp_path / "noise.npz"),
-        "epochs": 3,
-        "batch_size": 8,
-        "holdout": 11,
-        "checkpoint_every": 2,
-        "device": "cpu",
-    }
+    data = str(tmp_path / "noise.npz")
+    return SHORT_RUN | {"model": "scae", "model_options": MODEL, "data": data}
 
 
 def test_the_loss_is_that_of_the_paper():
     task = task_of().double().train()
     images = image_set()
-    batch = batch_of(task, images, torch.arange(5), generator())
+    batch = batch_of(task, images, torch.arange(5), seeded())
     batch = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
     with torch.no_grad():
         explained = task.model.explain(batch.inputs, None)
@@ -118,7 +105,7 @@ def test_the_loss_is_that_of_the_paper():
 
 
 def test_agreement_is_the_cross_entropy_of_choosing_the_view_of_the_same_image():
-    presence = torch.rand(6, 4, generator=generator(), dtype=torch.float64)
+    presence = torch.rand(6, 4, generator=seeded(), dtype=torch.float64)
     z = np.log(presence.numpy() / (1 - presence.numpy()))
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
     np.testing.assert_allclose(logit_directions(presence), z)
@@ -144,7 +131,7 @@ def test_parts_learn_first_and_then_objects_by_views():
     model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
     task = create_task(model, TrainConfig.of(degrees=20.0)).train()
     assert task.lr_restarts == (0.0, 0.75)
-    batch = batch_of(task, image_set(), torch.arange(6), generator())
+    batch = batch_of(task, image_set(), torch.arange(6), seeded())
     assert batch.targets["second_view"].shape == batch.inputs.shape
     assert not torch.equal(batch.targets["second_view"], batch.inputs)
 
@@ -154,7 +141,7 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert has_gradient(model.part_capsules)
     assert not has_gradient(model.object_capsules)
     pixels = -model.explain_pixels(batch.inputs, batch.targets["noise.parts"])[3].mean()
-    torch.testing.assert_close(losses["pixels"], pixels)
+    assert_close(losses["pixels"], pixels)
 
     model.zero_grad()
     losses = task.training_step(batch, 0.75)
@@ -163,10 +150,10 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert not has_gradient(model.part_capsules)
     assert has_gradient(model.object_capsules)
     explained = model.explain(torch.cat([batch.inputs, batch.targets["second_view"]]))
-    torch.testing.assert_close(losses["poses"], -explained.pose_log_likelihood.mean())
-    torch.testing.assert_close(losses["views"], contrastive_loss(explained.objects.presence))
+    assert_close(losses["poses"], -explained.pose_log_likelihood.mean())
+    assert_close(losses["views"], contrastive_loss(explained.objects.presence))
     total = losses["poses"] + 10 * losses["dynamic"] + 5 * losses["views"]
-    torch.testing.assert_close(losses["loss"], total)
+    assert_close(losses["loss"], total)
     assert "second_view" not in batch_of(task.eval(), image_set(), torch.arange(4)).targets
 
 
@@ -175,7 +162,7 @@ def test_clusters_are_those_of_the_directions_that_views_compare():
     logits = torch.tensor([[1.0, -1, 0, 0], [1, -1, 0, 0], [0, 0, 1, -1], [0, 0, 1, -1]])
     certainty = torch.tensor([[0.1], [5], [0.1], [5]])
     presence = (certainty * logits).sigmoid()
-    torch.testing.assert_close(logit_directions(presence), F.normalize(logits, dim=1))
+    assert_close(logit_directions(presence), F.normalize(logits, dim=1))
     outputs = {
         "pixels": torch.zeros(4),
         "poses": torch.zeros(4),
@@ -195,7 +182,7 @@ def test_entropy_is_that_of_shares_and_has_a_gradient_at_zero():
         [[1.0, 0, 0, 0], [1, 1, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]], requires_grad=True
     )
     entropies = entropy(shares)
-    torch.testing.assert_close(
+    assert_close(
         entropies, torch.tensor([0.0, math.log(2), math.log(4), 0.0]), atol=1e-6, rtol=1e-6
     )
     entropies.sum().backward()
@@ -205,13 +192,13 @@ def test_entropy_is_that_of_shares_and_has_a_gradient_at_zero():
 def test_noise_is_drawn_for_training_alone():
     task = task_of()
     images = image_set()
-    batch = batch_of(task.train(), images, torch.arange(4), generator())
+    batch = batch_of(task.train(), images, torch.arange(4), seeded())
     shapes = {"parts": (4, 3), "objects": (4, 4), "votes": (4, 4, 3)}
     for name, shape in shapes.items():
         noise = batch.targets[f"noise.{name}"]
         assert noise.shape == shape
         assert noise.abs().max() <= 2
-    repeated = batch_of(task, images, torch.arange(4), generator())
+    repeated = batch_of(task, images, torch.arange(4), seeded())
     assert torch.equal(batch.targets["noise.votes"], repeated.targets["noise.votes"])
     assert [*batch_of(task.eval(), images, torch.arange(4)).targets] == ["label"]
 
@@ -220,35 +207,34 @@ def test_labels_have_no_part_in_a_step():
     task = task_of().train()
     images = image_set()
     swapped = Dataset(images.images, {"label": 1 - images.labels}, images.classes, images.name)
-    batch = batch_of(task, images, torch.arange(6), generator())
-    swapped_batch = batch_of(task, swapped, torch.arange(6), generator())
+    batch = batch_of(task, images, torch.arange(6), seeded())
+    swapped_batch = batch_of(task, swapped, torch.arange(6), seeded())
     assert_equal(task.training_step(batch, 0.0), task.training_step(swapped_batch, 0.0))
     assert (task.name, task.score, task.labeled) == ("unsupervised", "log_likelihood", False)
 
 
-def test_clusters_are_named_one_to_one():
+def test_of_more_clusters_than_classes_one_has_no_name():
     clusters = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
-    assert match_clusters(clusters, torch.tensor([2, 2, 1, 1, 1, 0, 0, 0]), 3).tolist() == [2, 1, 0]
     two_classes = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0])
     assert match_clusters(clusters, two_classes, 3).tolist() == [1, -1, 0]
 
 
 def test_kmeans_finds_clusters_that_are_far_apart():
     centers = torch.tensor([[0.0, 0], [10, 0], [0, 10], [10, 10]])
-    points = centers.repeat_interleave(25, dim=0) + 0.3 * torch.randn(100, 2, generator=generator())
-    clusters = kmeans(points, 4, generator=generator())
+    points = centers.repeat_interleave(25, dim=0) + 0.3 * torch.randn(100, 2, generator=seeded())
+    clusters = kmeans(points, 4, generator=seeded())
     means = points.view(4, 25, 2).mean(dim=1)
-    torch.testing.assert_close(clusters[nearest(means, clusters)], means)
-    assert torch.equal(clusters, kmeans(points, 4, generator=generator()))
+    assert_close(clusters[nearest(means, clusters)], means)
+    assert torch.equal(clusters, kmeans(points, 4, generator=seeded()))
     fewer_points_than_clusters = points[:2]
-    assert kmeans(fewer_points_than_clusters, 4, generator=generator()).isfinite().all()
-    assert kmeans(torch.ones(5, 2), 3, generator=generator()).eq(1).all()
-    with pytest.raises(ValueError, match="clusters: expected at least 1, got 0"):
-        kmeans(points, 0, generator=generator())
+    assert kmeans(fewer_points_than_clusters, 4, generator=seeded()).isfinite().all()
+    assert kmeans(torch.ones(5, 2), 3, generator=seeded()).eq(1).all()
+    with refuses("clusters: expected at least 1, got 0"):
+        kmeans(points, 0, generator=seeded())
 
 
 def test_the_linear_accuracy_is_that_of_a_linear_classifier():
-    points = torch.randn(400, 3, generator=generator())
+    points = torch.randn(400, 3, generator=seeded())
     labels = (points @ torch.tensor([1.0, -2, 0.5]) > 0.3).long()
     assert linear_accuracy(points, labels) > 0.97
     assert linear_accuracy(torch.zeros(400, 3), labels) == pytest.approx(0.5, abs=0.1)
@@ -291,21 +277,6 @@ def test_a_stopped_run_ends_in_the_same_bytes_figures_and_plots(settings, tmp_pa
     assert 0 <= answer["cluster"] < 2
     assert len(answer["objects"]) == 4
     assert answer["objects"][0]["presence"] >= answer["objects"][1]["presence"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"partz": 3}, "partz"),
-        ({"weights": {"views": "x"}}, "weights: expected numbers by name"),
-        ({"weights": {"views": -1}}, "views: expected at least 0, got -1"),
-    ],
-)
-def test_bad_options_of_the_model_are_refused(settings, tmp_path, options, words):
-    config = TrainConfig.of(**settings | {"model_options": MODEL | options})
-    with pytest.raises((ValueError, TypeError), match=words):
-        train(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_recipe_shows_figures_that_the_evaluation_has():

@@ -1,44 +1,42 @@
 """Contents of a figure, read without a screen."""
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 
-def texts(figure: Figure) -> list[Text]:
+def texts(figure):
     """Every visible piece of text in the figure."""
     return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
 
 
-def words(texts) -> list[str]:
+def words(texts):
     """The words of pieces of text."""
     return list(map(Text.get_text, texts))
 
 
-def titles(figure: Figure) -> list[str]:
+def titles(figure):
     """The titles of the panels, on the left."""
     return [axes.get_title(loc="left") for axes in panels(figure)]
 
 
-def panels(figure: Figure) -> list[Axes]:
+def panels(figure):
     """The panels that are drawn."""
     return [axes for axes in figure.axes if axes.axison]
 
 
-def heights(axes: Axes) -> list[float]:
+def heights(axes):
     """The heights of bars."""
     return list(map(Rectangle.get_height, axes.patches))
 
 
-def widths(axes: Axes) -> list[float]:
+def widths(axes):
     """The widths of bars, which are the lengths of horizontal ones."""
     return list(map(Rectangle.get_width, axes.patches))
 
 
-def assert_nothing_cut(figure: Figure) -> None:
+def assert_nothing_cut(figure):
     """Draw the figure, and fail for text that does not lie inside it, or a figure too large."""
     assert (figure.get_size_inches() <= [16, 20]).all()
     canvas = FigureCanvasAgg(figure)
@@ -54,7 +52,7 @@ def assert_nothing_cut(figure: Figure) -> None:
             assert is_inside, f"{text.get_text()!r} is cut: {box}"
 
 
-def hidden_ticks(figure: Figure) -> set[Text]:
+def hidden_ticks(figure):
     """Labels of ticks that are not drawn: outside the limits of their axis, or of a hidden axis."""
     hidden = set()
     for axes in figure.axes:
@@ -67,11 +65,11 @@ def hidden_ticks(figure: Figure) -> set[Text]:
     return hidden
 
 
-def numbered(count: int, text: str = "c{}") -> list[str]:
+def numbered(count, text="c{}"):
     """Names with numbers from 0."""
     return list(map(text.format, range(count)))
 
 
-def long_names(count: int) -> list[str]:
+def long_names(count):
     """Names that are long and begin and end with the same letters."""
     return numbered(count, "traffic sign number {0}: speed limit {0}0 km/h ahead")

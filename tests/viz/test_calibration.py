@@ -1,4 +1,4 @@
-from evaluation.stubs import refuses
+from checks import refuses
 from torchcaps.viz import calibration
 
 from .drawing import assert_nothing_cut, heights

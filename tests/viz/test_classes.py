@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from evaluation.stubs import refuses
+from checks import refuses
 from torchcaps.viz import confusion_matrix, per_class_bars
 
 from .drawing import assert_nothing_cut, long_names, numbered, widths, words

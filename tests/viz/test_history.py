@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from evaluation.stubs import refuses
+from checks import refuses
 from torchcaps.viz import curves, overlaid_curves
 
 from .drawing import assert_nothing_cut, numbered, texts, titles, words

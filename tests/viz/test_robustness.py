@@ -1,6 +1,6 @@
 import pytest
 
-from evaluation.stubs import refuses
+from checks import refuses
 from torchcaps.viz import affine_curves
 
 from .drawing import assert_nothing_cut, long_names, numbered, panels, texts, words

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from evaluation.stubs import refuses
+from checks import refuses
 from torchcaps.viz import coupling_map, overlaps, perturbations, reconstructions
 from torchcaps.viz.canvas import RED
 from torchcaps.viz.tiles import masks, overlay_support

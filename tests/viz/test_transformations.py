@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from evaluation.stubs import refuses
+from checks import refuses
 from torchcaps.viz import generation_weights, image_rows, predicted_transformations
 
 from .drawing import assert_nothing_cut, long_names, panels, titles, words

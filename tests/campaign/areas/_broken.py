@@ -1,12 +1,8 @@
 """Checks that go wrong in every way; the tests of the campaign itself are run on them."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 
-from campaign.core import Case
 from campaign.watch import no_side_effects
 
 MEMORY = 50 << 20
@@ -14,22 +10,22 @@ SECONDS = 0.3
 WALL = 3.0
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Go wrong as the case says."""
     WAYS[case["test"]](folder)
 
 
-def _writes(folder: Path) -> None:
+def _writes(folder):
     with no_side_effects(folder):
         (folder / "a.txt").write_text("a")
 
 
-def _runs(folder: Path) -> None:
+def _runs(folder):
     with no_side_effects(folder):
         os.system("true")
 
 
-def _works(folder: Path) -> None:
+def _works(folder):
     end = time.process_time() + 0.4
     while time.process_time() < end:
         pass

@@ -1,28 +1,21 @@
 """A disk that is full: one sentence, nothing left behind, and the run goes on with room again."""
 
-from __future__ import annotations
-
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from random import Random
-from typing import Any
 
 from campaign import runs
-from campaign.core import Case
 from campaign.watch import at_change, full
 
 TESTS = {"no room to open or rename": 60, "no room to write": 60}
 SECONDS = 60.0
 
 
-def prepare() -> None:
+def prepare():
     """Train the whole run once."""
     runs.history()
 
 
-def draw(test: str, random: Random) -> dict[str, Any]:
+def draw(test, random):
     """The change of files at which the disk is full, whether it stays so, or a largest file size."""
     return {
         "change": random.randrange(70),
@@ -31,7 +24,7 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     }
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Train on a full disk, then with room."""
     runs.put(folder, {"bars.npz": runs.bars()})
     with no_room(case, folder):
@@ -47,7 +40,7 @@ def check(case: Case, folder: Path) -> None:
 
 
 @contextmanager
-def no_room(case: Case, folder: Path) -> Iterator[None]:
+def no_room(case, folder):
     """Writes fail: those of files that grow beyond a size, or from one change of files on."""
     if case["test"] == "no room to open or rename":
         with at_change(case["change"], full, folder / "run", once=case["once"]):

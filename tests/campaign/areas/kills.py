@@ -1,18 +1,13 @@
 """SIGKILL at any moment, then --resume: the bytes of the run that nothing stopped."""
 
-from __future__ import annotations
-
 import re
 import signal
 import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from random import Random
-from typing import Any
 
 from campaign import runs
-from campaign.core import Case
 from training.makers import contents, count_rows, leftovers
 
 TESTS = {"killed": 80, "two starts": 15, "two resumes": 15, "full size": 0}
@@ -28,12 +23,12 @@ _LARGE = (
 LARGE = tuple(_LARGE.split())
 
 
-def prepare() -> None:
+def prepare():
     """Train the whole run once."""
     runs.history()
 
 
-def draw(test: str, random: Random) -> dict[str, Any]:
+def draw(test, random):
     """Moments of kills; or how much later the second of two processes starts."""
     if test in ("two starts", "two resumes"):
         return {
@@ -50,7 +45,7 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     return {"moments": [moment(random) for _ in range(random.choice((1, 1, 1, 2)))]}
 
 
-def moment(random: Random) -> dict[str, float]:
+def moment(random):
     """Before a change of files, soon after the start, or soon after some rows of metrics."""
     seconds = round(random.uniform(0, 4), 3)
     soon = {"rows": random.randrange(3), "delay": round(random.uniform(0, 0.2), 3)}
@@ -58,7 +53,7 @@ def moment(random: Random) -> dict[str, float]:
     return random.choice((change, change, soon, {"seconds": seconds}))
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Kill and go on, or start two at once."""
     if case["test"] == "full size":
         full_size(case, folder)
@@ -77,9 +72,7 @@ def check(case: Case, folder: Path) -> None:
     runs.check_finished(folder)
 
 
-def killed(
-    folder: Path, words: tuple[str, ...], instant: dict[str, float], seconds: float = 0.0
-) -> None:
+def killed(folder, words, instant, seconds=0.0):
     """Start or resume a run, and kill it at a moment, unless it ends before.
 
     `seconds` is the time of a whole run.
@@ -104,13 +97,13 @@ def killed(
     assert outcome.status in (0, -signal.SIGKILL), f"status {outcome.status}: {outcome.err[-300:]}"
 
 
-def finish(folder: Path, words: tuple[str, ...]) -> None:
+def finish(folder, words):
     """Resume to the end."""
     outcome = runs.wait_for_end(runs.start(folder, *words, "--resume"))
     assert outcome.status == 0, f"resumed after a kill: {outcome.err[-300:]}"
 
 
-def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
+def two(folder, lines, later):
     """Two processes in one folder: one works; the second is refused and names the first."""
     processes = []
     for words in lines:
@@ -136,7 +129,7 @@ def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
 
 
 @cache
-def large() -> tuple[dict[str, Any], float]:
+def large():
     """Contents of the run of the published size, and the seconds that it takes."""
     with tempfile.TemporaryDirectory() as name:
         started = time.monotonic()
@@ -145,7 +138,7 @@ def large() -> tuple[dict[str, Any], float]:
         return contents(Path(name, "run")), time.monotonic() - started
 
 
-def full_size(case: Case, folder: Path) -> None:
+def full_size(case, folder):
     """A run of the published size, killed and resumed."""
     expected, seconds = large()
     for instant in case["moments"]:

@@ -1,19 +1,15 @@
 """Model files that were damaged, or edited: one sentence, or a model that works."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from functools import cache
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import torch
 
 from campaign import mutate
 from campaign.areas.readers import one_sentence
-from campaign.core import Case, dice
+from campaign.core import dice
 from campaign.watch import no_side_effects
 from torchcaps import create_model, load
 from torchcaps.data import Preprocess
@@ -32,7 +28,7 @@ TESTS = {
 RAW = ("one bit", "bit flips", "truncation", "lengths", "splices")
 CLASSES = ("cat", "dog", "owl")
 SIZE = (20, 18)
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "capsnet": {"channels": 2, "primary_types": 1, "decoder": False},
     "matrix_caps": {"channels": 2, "primary_types": 2, "types": [2, 2]},
     "cnn_baseline": {"channels": [2, 2, 2], "hidden": [4]},
@@ -40,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def stock(name: str) -> bytes:
+def stock(name):
     """A model file as `train` writes it."""
     torch.manual_seed(0)
     model = create_model(name, num_classes=len(CLASSES), in_chans=1, img_size=SIZE, **MODELS[name])
@@ -54,7 +50,7 @@ def stock(name: str) -> bytes:
         return path.read_bytes()
 
 
-def prepare() -> None:
+def prepare():
     """Make the model files, and load each once: torch makes folders of its own then."""
     if not stock.cache_info().currsize:
         for name in MODELS:
@@ -62,12 +58,12 @@ def prepare() -> None:
             load("model.safetensors")
 
 
-def draw(test: str, random: Random) -> dict[str, Any]:
+def draw(test, random):
     """Which model."""
     return {"model": random.choice(list(MODELS))}
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Write the file, load it, and judge what comes."""
     random = dice(case)
     path = folder / "model.safetensors"
@@ -85,7 +81,7 @@ def check(case: Case, folder: Path) -> None:
     judge(case, path, intact, folder)
 
 
-def judge(case: Case, path: Path, intact: bytes, folder: Path) -> None:
+def judge(case, path, intact, folder):
     """A refusal in one sentence; or a model, if the file is unchanged, or signed once more."""
     with no_side_effects(folder):
         try:
@@ -107,7 +103,7 @@ def judge(case: Case, path: Path, intact: bytes, folder: Path) -> None:
         assert case["test"] != "one bit", "a flipped bit was not noticed"
 
 
-def change_header(case: Case, header: str, random: Random) -> str:
+def change_header(case, header, random):
     """Another header, which no checksum covers: nested too deep, or with a part edited."""
     if "depth" in case:
         deep = mutate.nested(case["depth"])
@@ -119,7 +115,7 @@ def change_header(case: Case, header: str, random: Random) -> str:
     return json.dumps(mutate.edit(json.loads(header), random))
 
 
-def edited(case: Case, description: dict[str, Any], random: Random) -> Any:
+def edited(case, description, random):
     """Another description: parts set by the case, or edited at random."""
     if "set" in case:
         return mutate.changed(description, case["set"])

@@ -1,18 +1,13 @@
 """Damaged and hostile data files: an Dataset or one error in one sentence, at a bounded cost."""
 
-from __future__ import annotations
-
 import os
 import tarfile
-from pathlib import Path
-from random import Random
-from typing import Any
 
 import torch
 
 from campaign import hostile, mutate
-from campaign.core import Case, dice
-from campaign.formats import Format, formats, member, photo, photos, tarred
+from campaign.core import dice
+from campaign.formats import formats, member, photo, photos, tarred
 from campaign.watch import no_side_effects
 from torchcaps.data import load_dataset
 from torchcaps.errors import TorchcapsError
@@ -63,13 +58,13 @@ SPARSE = {
 }
 
 
-def prepare() -> None:
+def prepare():
     """A `gs` on the PATH that would be seen to run."""
     if not os.environ["PATH"].startswith(str(hostile.BIN)):
         os.environ["PATH"] = f"{hostile.BIN}{os.pathsep}{os.environ['PATH']}"
 
 
-def draw(test: str, random: Random) -> dict[str, Any]:
+def draw(test, random):
     """A format, which way it is damaged, and how it is read."""
     reading = {
         "split": random.choice(("train", "test")),
@@ -80,7 +75,7 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     return reading | {"format": random.choice(sorted(formats())), "inside": random.random() < 0.7}
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Read the file and judge what comes."""
     random = dice(case)
     if case["test"] == "named":
@@ -93,7 +88,7 @@ def check(case: Case, folder: Path) -> None:
     judge(path, case.get("split", "train"), case.get("img_size"), folder)
 
 
-def judge(path: Path, split: str, img_size: int | None, folder: Path) -> None:
+def judge(path, split, img_size, folder):
     """An Dataset that keeps its promises, or one error in one line; nothing executed or written."""
     with no_side_effects(folder):
         try:
@@ -115,7 +110,7 @@ def judge(path: Path, split: str, img_size: int | None, folder: Path) -> None:
     )
 
 
-def one_sentence(error: Exception) -> None:
+def one_sentence(error):
     """The form of every error of the library."""
     assert isinstance(error, TorchcapsError) or type(error) is ValueError, (
         f"{type(error).__name__}: {error}"
@@ -127,7 +122,7 @@ def one_sentence(error: Exception) -> None:
     assert len(text) <= LONGEST, f"an error of {len(text)} characters: {text[:300]!r}"
 
 
-def written(folder: Path, kind: Format, changes: dict[str, bytes]) -> Path:
+def written(folder, kind, changes):
     """The files of a format with other bytes in some; the path to load."""
     for name, data in (kind.files | changes).items():
         file = folder / name
@@ -136,7 +131,7 @@ def written(folder: Path, kind: Format, changes: dict[str, bytes]) -> Path:
     return folder / kind.path
 
 
-def damaged(folder: Path, kind: Format, case: Case, random: Random) -> Path:
+def damaged(folder, kind, case, random):
     """A format with one file damaged: as it lies there, or inside what packs it."""
     name = random.choice(sorted(kind.files))
     damage = mutate.BYTES[case["test"]]
@@ -146,7 +141,7 @@ def damaged(folder: Path, kind: Format, case: Case, random: Random) -> Path:
     return written(folder, kind, {name: damage(kind.files[name], random)})
 
 
-def archive(random: Random) -> bytes:
+def archive(random):
     """A tar archive of two classes and members of every type, name and size."""
     members = [member(name, data) for name, data in photos(random.randint(0, 2)).items()]
     for _ in range(random.randint(1, 4)):
@@ -173,7 +168,7 @@ def archive(random: Random) -> bytes:
     return bytes(data)
 
 
-def claim(data: bytearray, at: int, size: str) -> None:
+def claim(data, at, size):
     """Write a size and the checksum that fits into what may be a header."""
     data[at + 124 : at + 135] = size.encode().ljust(11, b"0")[:11]
     data[at + 148 : at + 156] = b" " * 8

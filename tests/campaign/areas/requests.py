@@ -1,22 +1,17 @@
 """Hostile requests to the server of the page: an answer or a refusal in one sentence."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket
 import threading
 from functools import cache
 from http.client import HTTPConnection
-from pathlib import Path
-from random import Random
-from typing import Any
 
 import numpy as np
 import torch
 
 from campaign import mutate
-from campaign.core import Case, dice
+from campaign.core import dice
 from campaign.watch import no_side_effects
 from torchcaps import create_model
 from torchcaps.data import Preprocess
@@ -34,10 +29,10 @@ QUESTIONS = ("look", "draw")
 
 
 @cache
-def served() -> int:
+def served():
     """The port of a server in a thread of this process, for two small networks."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"num_classes": 3, "in_chans": 1, "img_size": SIZE}
+    sizes = {"num_classes": 3, "in_chans": 1, "img_size": SIZE}
     models = [
         create_model("capsnet", **sizes, channels=4, primary_types=2),
         create_model("cnn_baseline", **sizes, channels=(4,), kernels=(3,), hidden=(4,)),
@@ -53,21 +48,21 @@ def served() -> int:
     return server.server_address[1]
 
 
-def prepare() -> None:
+def prepare():
     """Ask every question once."""
     for name in QUESTIONS:
         connection = HTTPConnection("127.0.0.1", served(), timeout=60)
         assert ask(name, json.dumps(body()).encode(), connection)[0] == 200, name
 
 
-def ask(question: str, content: bytes, connection: HTTPConnection) -> tuple[int, str]:
+def ask(question, content, connection):
     """Status and text of an answer."""
     connection.request("POST", f"/{question}", content)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
 
-def body() -> dict[str, Any]:
+def body():
     """What every question understands."""
     numbers = np.random.default_rng(0).random((18, 20), np.float32)
     image = base64.b64encode(numbers.tobytes()).decode()
@@ -75,12 +70,12 @@ def body() -> dict[str, Any]:
     return {"image": image, "pose": pose, "label": 1, "model": 0}
 
 
-def draw(test: str, random: Random) -> dict[str, Any]:
+def draw(test, random):
     """Which question."""
     return {"question": random.choice(QUESTIONS)}
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Ask, and judge the answer."""
     random = dice(case)
     if case["test"] == "sockets":
@@ -92,7 +87,7 @@ def check(case: Case, folder: Path) -> None:
         judge(*ask(case.get("question", "look"), text(case, random), connection))
 
 
-def judge(status: int, content: str) -> None:
+def judge(status, content):
     """An answer, or a refusal of one sentence."""
     assert status in (200, 400), f"status {status}: {content[:300]}"
     if status == 400:
@@ -105,14 +100,14 @@ def judge(status: int, content: str) -> None:
         )
 
 
-def text(case: Case, random: Random) -> bytes:
+def text(case, random):
     """A body: what the case says, or the whole one edited or damaged."""
     if "depth" in case:
         return b'{"image": ' + mutate.nested(case["depth"]).encode() + b"}"
     if "body" in case:
         return json.dumps(case["body"]).encode()
     if case["test"] == "bodies":
-        content: Any = body()
+        content = body()
         for _ in range(random.randint(1, 3)):
             content = mutate.edit(content, random)
         return json.dumps(content).encode("utf-8", "surrogatepass")
@@ -122,7 +117,7 @@ def text(case: Case, random: Random) -> bytes:
     return damage(json.dumps(body()).encode(), random)
 
 
-def over_a_socket(case: Case, random: Random) -> None:
+def over_a_socket(case, random):
     """A request that is no HTTP, or half of one: refused or not answered, and the next one is."""
     content = json.dumps(body()).encode()
     request = (
@@ -137,7 +132,7 @@ def over_a_socket(case: Case, random: Random) -> None:
     assert exchanged(request, 60.0) == 200, "the server is gone"
 
 
-def exchanged(request: bytes, seconds: float = 0.2) -> int | None:
+def exchanged(request, seconds=0.2):
     """The status of what comes back in this time."""
     with socket.create_connection(("127.0.0.1", served()), timeout=60) as connection:
         connection.sendall(request)

@@ -1,20 +1,16 @@
 """Damaged or edited state of a run: a refusal in one sentence, or the bytes of the whole run."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
-from pathlib import Path
-from random import Random
-from typing import Any
 
 import numpy as np
 
 from campaign import mutate, runs
-from campaign.core import Case, dice
-from campaign.formats import npy, pixels, zipped
-from torchcaps.training import Callback, Trainer, train
+from campaign.core import dice
+from campaign.formats import npy, zipped
+from data.makers import noise
+from torchcaps.training import Callback, train
 from torchcaps.training.files import load_tensors, save_tensors
 from training.makers import contents
 
@@ -37,17 +33,17 @@ JSON = {"config": "config.json", "environment": "environment.json", "metrics": "
 SECONDS = 60.0  # of training, evaluation and threads
 
 
-def prepare() -> None:
+def prepare():
     """Train the whole run once."""
     runs.history()
 
 
-def draw(test: str, random: Random) -> dict[str, Any]:
+def draw(test, random):
     """After which step the run was killed, and which of its files is damaged."""
     return {"step": random.randint(3, 9), "file": random.choice((LAST, LAST, PREVIOUS, MODEL))}
 
 
-def check(case: Case, folder: Path) -> None:
+def check(case, folder):
     """Damage the state, resume, and judge."""
     if case["test"] == "two threads":
         two_threads(folder)
@@ -69,7 +65,7 @@ def check(case: Case, folder: Path) -> None:
         runs.check_finished(folder, metrics=case["test"] != "metrics")
 
 
-def damaged(case: Case, state: runs.Files, folder: Path, random: Random) -> runs.Files:
+def damaged(case, state, folder, random):
     """The files of a run, one of them edited."""
     test = case["test"]
     name = case.get("file", LAST)
@@ -87,7 +83,7 @@ def damaged(case: Case, state: runs.Files, folder: Path, random: Random) -> runs
     return state | ({name: damage(state[name], random)} if damage else {})
 
 
-def signed(data: bytes, case: Case, folder: Path, random: Random) -> bytes:
+def signed(data, case, folder, random):
     """A checkpoint whose description is another, under a checksum that fits."""
     path = folder / "edited.safetensors"
     path.write_bytes(data)
@@ -104,7 +100,7 @@ def signed(data: bytes, case: Case, folder: Path, random: Random) -> bytes:
     return data
 
 
-def edited(text: str, case: Case, random: Random) -> bytes:
+def edited(text, case, random):
     """JSON, or lines of it, of which one part is another."""
     if "depth" in case:
         return mutate.nested(case["depth"]).encode()
@@ -121,18 +117,18 @@ def edited(text: str, case: Case, random: Random) -> bytes:
     return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
 
 
-def make_other_pixels(random: Random) -> bytes:
+def make_other_pixels(random):
     """As many images and labels of the same sizes, with other pixels."""
     labels = npy(np.arange(60) % 3)
     return zipped(
-        {"images.npy": npy(pixels(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels}
+        {"images.npy": npy(noise(60, 18, 20, seed=random.randrange(1000))), "labels.npy": labels}
     )
 
 
-def two_threads(folder: Path) -> None:
+def two_threads(folder):
     """Two trainings at once in one process end as each alone."""
     runs.put(folder, {"bars.npz": runs.bars()})
-    failures: list[str] = []
+    failures = []
 
     seeds = {"a": 3, "b": 4, "c": 3, "d": 4}
     barrier = threading.Barrier(len(seeds), timeout=SECONDS)
@@ -140,11 +136,11 @@ def two_threads(folder: Path) -> None:
     class Together(Callback):
         """Begins when all have read the data, whose header CPython 3.11 misreads in threads."""
 
-        def on_start(self, trainer: Trainer) -> None:
+        def on_start(self, trainer):
             barrier.wait()
             sys.setswitchinterval(1e-6)  # they take turns far more often than they would
 
-    def run(name: str, seed: int) -> None:
+    def run(name, seed):
         try:
             options = {"model_options": runs.OPTIONS, **runs.SETTINGS}
             callbacks = [Together()]

@@ -1,9 +1,18 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.data import load_dataset
 
-from ..makers import COLUMNS, IMAGES, assert_refused, make_row, write_gtsrb
+from ..makers import (
+    COLUMNS,
+    IMAGES,
+    assert_refused,
+    both_splits,
+    class_members,
+    make_row,
+    write_gtsrb,
+)
 
 
 @pytest.fixture
@@ -17,9 +26,9 @@ def test_every_image_has_its_class_track_and_frame(root):
     assert torch.equal(signs.groups, signs.targets["object"])
     assert signs.labels.tolist() == [0] * 20 + [3] * 20
     assert signs.targets["frame"].tolist() == [0, 1, 2, 3] * 10
-    torch.testing.assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.targets["track"])
-    torch.testing.assert_close(signs.images[:, 1, 9, 9].long(), 10 * signs.targets["frame"])
-    torch.testing.assert_close(signs.images[:, 2, 31, 31].long(), signs.labels)
+    assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.targets["track"])
+    assert_close(signs.images[:, 1, 9, 9].long(), 10 * signs.targets["frame"])
+    assert_close(signs.images[:, 2, 31, 31].long(), signs.labels)
 
 
 def test_the_test_split_has_no_tracks(root):
@@ -28,16 +37,11 @@ def test_the_test_split_has_no_tracks(root):
     assert (signs.groups, signs.targets["track"].tolist()) == (None, [-1] * 3)
 
 
-def class_tracks(signs):
-    return set(zip(signs.labels.tolist(), signs.targets["track"].tolist(), strict=True))
-
-
 def test_without_a_test_table_whole_tracks_are_held_out(tmp_path):
     root = write_gtsrb(tmp_path, num_test=0)
-    train = load_dataset(root)
-    test = load_dataset(root, "test")
+    train, test = both_splits(root)
     assert (len(train), len(test)) == (32, 8)
-    assert not class_tracks(train) & class_tracks(test)
+    assert not class_members(train, "track") & class_members(test, "track")
 
 
 @pytest.mark.parametrize("images", ["Training", "Train", ""])

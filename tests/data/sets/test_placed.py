@@ -7,16 +7,11 @@ from torchcaps.data.pixels import windows_at
 from torchcaps.data.sets.placed import PlaceMaker
 from torchcaps.errors import DataError
 
-from ..makers import refusal
+from ..makers import center_of, draw, ink_corners, refusal
 
 # Of `placed(make_source(), 16)`, top and left; of `affine_copies(nine digits, 2)`.
 PLACES = [[4, 5, 0, 3, 3], [3, 7, 0, 1, 0]]
 ROTATIONS = [1.95254, -3.05381, 18.54651]
-
-
-def draw(images, indices):
-    """A batch of a training."""
-    return next(images.batches([indices], {}, [torch.Generator().manual_seed(0)]))
 
 
 def make_set(images, name="toy"):
@@ -35,12 +30,6 @@ def make_dots(count=1, value=255):
     images = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
     images[:, 0, 14, 14] = value
     return make_set(images, "dot")
-
-
-def ink_corners(images):
-    """Row and column of the first ink of each image, `[n]` each."""
-    has_ink = images[:, 0] > 0
-    return has_ink.any(dim=2).int().argmax(dim=1), has_ink.any(dim=1).int().argmax(dim=1)
 
 
 def windows(images, tops, lefts):
@@ -135,14 +124,6 @@ def test_all_ink_stays_inside_at_the_place_named(digits):
     assert ((ink / (ink_before * area)) - 1).abs().max() < 0.04
 
 
-def center_of(weights):
-    """Mean (x, y) of an image."""
-    along = torch.arange(float(len(weights)))
-    x = weights.sum(dim=0) @ along
-    y = weights.sum(dim=1) @ along
-    return torch.stack([x, y]) / weights.sum()
-
-
 @pytest.mark.parametrize(("row", "column"), [(4, 20), (20, 22), (9, 5)])
 def test_a_point_goes_where_the_matrix_sends_it(row, column):
     """Two dots: the one in the middle is the origin, the other shows where A sends its point."""
@@ -165,7 +146,7 @@ def test_a_point_goes_where_the_matrix_sends_it(row, column):
         is_column = (along - peak_column).abs() <= 2
         is_near = is_row.unsqueeze(1) & is_column
         dim, bright = sorted((image * is_near, image * ~is_near), key=torch.sum)
-        distance = center_of(dim) - center_of(bright) - expected
+        distance = (center_of(dim.double()) - center_of(bright.double())).flip(0) - expected
         assert distance.norm() < 0.5
 
 

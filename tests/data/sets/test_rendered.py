@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps.data import load_dataset, make_planes, render_shapes
+from torchcaps.data import (
+    _registry,
+    fetch_dataset,
+    load_dataset,
+    make_planes,
+    render_shapes,
+    verify_dataset,
+)
 from torchcaps.data.sets import shapes
 
 SHAPE_PIXELS = [6540, 296, 1040, 316]  # of the background and of each class
@@ -24,14 +31,20 @@ def test_shapes_of_a_seed_are_as_recorded():
     assert statistics == pytest.approx(SHAPE_GRAY, abs=0.05)
 
 
-def test_shapes_are_written_as_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shapes, "INFO", replace(shapes.INFO, train=3, test=2))
-    shapes.write_shapes(tmp_path)
+def test_shapes_are_fetched_as_they_are_rendered(tmp_path, monkeypatch, restore):
+    restore(_registry.DATASETS)
+    info, reader = _registry.DATASETS["shapes"]
+    smaller = replace(info, train=3, test=2)
+    monkeypatch.setattr(shapes, "INFO", smaller)
+    _registry.DATASETS.add("shapes", (smaller, reader), replace=True)
+    fetch_dataset("shapes", tmp_path)
+    assert all(check.ok for check in verify_dataset("shapes", cache_dir=tmp_path))
     for split, count, seed in (("train", 3, 0), ("test", 2, 1)):
         expected = render_shapes(count, seed=seed)
-        images = load_dataset("shapes", split, root=tmp_path)
+        images = load_dataset("shapes", split, cache_dir=tmp_path)
         assert torch.equal(images.images, expected.images)
         assert torch.equal(images.targets["mask"], expected.targets["mask"])
+        assert (images.classes, images.name) == (info.classes, "shapes")
 
 
 def test_planes_of_a_seed_are_as_recorded():

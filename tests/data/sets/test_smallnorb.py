@@ -12,7 +12,7 @@ from torchcaps.data import load_dataset, read_matrix, read_norb
 from torchcaps.data.sets.smallnorb import STEMS, matrix_bytes
 from torchcaps.errors import UnknownNameError
 
-from ..makers import assert_refused, refusal, write_norb
+from ..makers import assert_refused, class_members, refusal, write_norb
 
 MAGIC = {
     "float32": 0x1E3D4C51,
@@ -106,18 +106,15 @@ def test_a_photograph_has_its_category_and_codes(tmp_path):
         assert toys.targets[name].tolist() == column.tolist()
 
 
-def class_toys(images):
-    return set(zip(images.labels.tolist(), images.targets["instance"].tolist(), strict=True))
-
-
 def test_no_toy_is_in_both_splits_nor_on_both_sides_of_a_holdout(tmp_path):
     write_norb(tmp_path, count=100, side=8)
     train = read_norb(tmp_path)
     test = read_norb(tmp_path, "test")
     assert not set(train.targets["instance"].tolist()) & set(test.targets["instance"].tolist())
     training, validation = train.train_val_split(0.2)
-    assert not class_toys(training) & class_toys(validation)
-    assert len(class_toys(validation)) == 5
+    toys = class_members(validation, "instance")
+    assert not class_members(training, "instance") & toys
+    assert len(toys) == 5
     assert validation.labels.unique().tolist() == [0, 1, 2, 3, 4]
 
 

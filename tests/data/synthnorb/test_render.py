@@ -12,20 +12,14 @@ from torchcaps.data.synthnorb.solids import (
     rod,
 )
 
+from ..makers import center_of
+
 BALL = Body([ball((0, 0, 0.6), 0.6)])
 FLAT = Lamp(0, 90, 0.0, 1.0)  # light from everywhere only
 
 
 def render(body, elevation=40.0, azimuth=0.0, lamp=LAMPS[0], size=24, **options):
     return photograph(body, elevation, azimuth, [lamp], size=size, **options)[0].double()
-
-
-def center_of(weights):
-    """Mean (row, column) of an image."""
-    along = torch.arange(len(weights), dtype=torch.float64)
-    row = weights.sum(dim=1) @ along
-    column = weights.sum(dim=0) @ along
-    return torch.stack([row, column]) / weights.sum()
 
 
 def test_a_picture_is_the_same_each_time_and_lamps_are_taken_one_by_one():

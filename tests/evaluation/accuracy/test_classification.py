@@ -4,16 +4,16 @@ import math
 import pytest
 import torch
 
-from checks import column
+from checks import column, refuses
 from torchcaps.evaluation import score
 
-from ..stubs import PixelReader, StubData, data_of, evaluate, refuses
+from ..stubs import PixelReader, data_of, evaluate
 
 CLASSES = ("cat", "dog", "owl", "yak")
 
 
 @pytest.fixture
-def pets() -> StubData:
+def pets():
     """Cats 2 of 3 right (one taken for a dog), dogs 1 of 2 (one for an owl), the owl; no yak."""
     activations = [
         [0.9, 0.1, 0.0, 0.0],

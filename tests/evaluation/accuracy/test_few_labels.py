@@ -1,8 +1,7 @@
 import pytest
 
+from checks import refuses
 from torchcaps.evaluation import labels_needed, log_area
-
-from ..stubs import refuses
 
 
 def test_every_doubling_weighs_alike():

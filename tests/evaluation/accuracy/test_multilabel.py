@@ -1,11 +1,9 @@
 import pytest
 import torch
 
-from checks import column
+from checks import column, refuses
 from torchcaps.evaluation import label_hits, score_multilabel, top_labels, worst_mistakes
 from torchcaps.tasks.metrics import balanced_accuracy, top5_accuracy
-
-from ..stubs import refuses
 
 # The two largest are: 0 and 1; 1 and 2; 3 and 0; 3 and 2.
 ACTIVATIONS = torch.tensor(

@@ -8,9 +8,8 @@ import pytest
 import torch
 from scipy.stats import t
 
+from checks import refuses
 from torchcaps.evaluation import compare_runs, holm
-
-from ..stubs import refuses
 
 # Standard deviations: how much images differ, and how much single answers are left to chance.
 HARDNESS = 1.0

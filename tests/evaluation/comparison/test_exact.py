@@ -4,9 +4,8 @@ from math import comb
 import numpy as np
 import pytest
 
+from checks import refuses
 from torchcaps.evaluation import equivalence_test, mcnemar, mcnemar_power, smallest_visible
-
-from ..stubs import refuses
 
 cached_mcnemar = cache(mcnemar)
 cached_equivalence = cache(equivalence_test)

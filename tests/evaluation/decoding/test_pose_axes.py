@@ -1,10 +1,9 @@
 """Axes of poses, found and named where a decoder's effect is known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from torchcaps.evaluation import measure_drawings, pose_axes
 from torchcaps.types import Capsules, ModelSpec
@@ -73,7 +72,7 @@ def test_the_axes_are_those_of_most_variance_with_their_names():
     assert axes.keys() == {0}
     assert axes[0].names == ("slant", "across", "", "")
     expected = torch.eye(4)[[1, 2]]
-    torch.testing.assert_close(axes[0].axes[:2], expected, atol=0.1, rtol=0)  # they grow rightwards
+    assert_close(axes[0].axes[:2], expected, atol=0.1, rtol=0)  # they grow rightwards
     spread = images[:, 0, 0, 1:3].std(dim=0).sort(descending=True).values
-    torch.testing.assert_close(axes[0].std[:2], spread, atol=2e-3, rtol=0)
+    assert_close(axes[0].std[:2], spread, atol=2e-3, rtol=0)
     assert axes[0].share == pytest.approx(1)

@@ -2,10 +2,11 @@ import pytest
 import torch
 from torch import nn
 
+from checks import refuses
 from torchcaps.evaluation import decoding, perturb, reconstructions
 from torchcaps.types import ModelSpec
 
-from ..stubs import PoseReader, refuses
+from ..stubs import PoseReader
 
 # Two images of three capsules of two dimensions; the longest is capsule 2, then capsule 0.
 IMAGES = torch.tensor(

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from checks import refuses
 from torchcaps.evaluation import affine_sweep, transform_images
 
-from ..stubs import PixelReader, refuses, share
+from ..stubs import PixelReader, share
 
 
 def dot(row, column, size=9):

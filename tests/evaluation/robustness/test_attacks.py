@@ -2,10 +2,11 @@ import pytest
 import torch
 from torch import nn
 
+from checks import refuses
 from torchcaps.evaluation import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
 from torchcaps.functional import margin_loss
 
-from ..stubs import Linear, RoutedPixels, assert_model_is_back, refuses
+from ..stubs import Linear, RoutedPixels, assert_model_is_back
 
 WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0])
 LABELS = torch.tensor([0, 1, 0, 1, 0])

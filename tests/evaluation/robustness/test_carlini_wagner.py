@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from checks import refuses
 from torchcaps.evaluation import carlini_wagner
 
-from ..stubs import Linear, RoutedPixels, assert_model_is_back, refuses
+from ..stubs import Linear, RoutedPixels, assert_model_is_back
 
 WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0])
 

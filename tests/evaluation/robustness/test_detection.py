@@ -35,16 +35,9 @@ def as_images(activations):
     return torch.tensor(activations)[:, None, None, :]
 
 
-def test_scores_that_separate_nothing_and_everything():
-    scores = torch.randn(50)
-    assert auroc(scores, scores) == pytest.approx(0.5)
-    assert auroc(scores + 100, scores) == 1
-    assert auroc(scores, scores + 100) == 0
-    assert auroc(torch.zeros(3), torch.zeros(7)) == 0.5
-
-
 def test_auroc_counts_pairs_and_half_of_ties():
-    positive, negative = torch.randint(0, 6, (2, 40)).float()
+    positive = torch.randint(0, 6, (40,)).float()
+    negative = torch.randint(0, 6, (25,)).float()
     difference = positive[:, None] - negative
     expected = share(difference > 0) + share(difference == 0) / 2
     assert auroc(positive, negative) == pytest.approx(expected)

@@ -3,9 +3,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from torchcaps.evaluation import equivariance, transform_images
 from torchcaps.evaluation.robustness.affine import linear_map, r_squared
+from torchcaps.testing import seeded
 from torchcaps.types import Capsules, ModelSpec
 
 from ..stubs import share
@@ -21,14 +23,14 @@ def test_the_ridge_pulls_towards_no_change():
     poses = torch.randn(20, 2, dtype=torch.float64)
     turned = poses @ rotation_matrix(90).T
     loose = linear_map(poses, turned, ridge=1e-6)
-    torch.testing.assert_close(
+    assert_close(
         loose,
         rotation_matrix(90),
         atol=1e-3,
         rtol=0,
     )
     tight = linear_map(poses, turned, ridge=1e6)
-    torch.testing.assert_close(
+    assert_close(
         tight,
         rotation_matrix(0),
         atol=1e-3,
@@ -61,7 +63,7 @@ class Compass(nn.Module):
 
 def test_poses_that_turn_with_the_image():
     images = torch.zeros(40, 1, 15, 15)
-    corners = torch.randint(4, 10, (40, 2), generator=torch.Generator().manual_seed(0))
+    corners = torch.randint(4, 10, (40, 2), generator=seeded(0))
     for image, (row, column) in zip(images, corners.tolist(), strict=True):
         image[0, row : row + 2, column : column + 2] = 1
     labels = torch.zeros(40, dtype=torch.int64)
@@ -94,7 +96,7 @@ class Dice(nn.Module):
 
 def test_random_poses_are_neither_equivariant_nor_invariant():
     """A map that was measured where it was learned would explain half of them."""
-    images = torch.rand(60, 1, 9, 9, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(60, 1, 9, 9, generator=seeded(0))
     labels = torch.arange(60) % 2
     figures = equivariance(Dice(), images, labels, rotation=[15, 40])
     assert max(figures.equivariant) < 0

@@ -1,9 +1,8 @@
 import pytest
 
+from checks import refuses
 from torchcaps.evaluation import compare_viewpoints
 from torchcaps.evaluation.robustness.viewpoints import match_familiar
-
-from ..stubs import refuses
 
 FAMILIAR = [0.5, 0.7, 0.9, 0.85]
 NOVEL = [0.4, 0.5, 0.8, 0.78]

@@ -3,6 +3,7 @@ from operator import methodcaller
 import pytest
 import torch
 
+from checks import refuses
 from torchcaps.errors import AblationUnsupportedError
 from torchcaps.evaluation import (
     RoutingAblation,
@@ -14,10 +15,11 @@ from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import dynamic_routing, em_routing, straightness, uniform_routing
 from torchcaps.functional.routing.em import VAR_MIN
 from torchcaps.nn import CapsuleLinear, DynamicRouting, EMRouting, Router
+from torchcaps.testing import seeded
 
-from ..stubs import RoutedPixels, refuses, share
+from ..stubs import RoutedPixels, share
 
-IMAGES = torch.rand(8, 1, 6, 4, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.rand(8, 1, 6, 4, generator=seeded(1))
 LABELS = torch.arange(8) % 3
 
 
@@ -91,7 +93,7 @@ def test_verdicts_ask_for_evidence(num_routed, num_uniform, n, words):
 
 def vote_layer(routing):
     layer = CapsuleLinear(6, 4, 3, 4, routing)
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     for parameter in layer.router.parameters():
         parameter.data.normal_(generator=generator)
     return layer

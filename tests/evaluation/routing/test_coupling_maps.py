@@ -1,13 +1,15 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
+from checks import refuses
 from torchcaps.evaluation import coupling_maps
 from torchcaps.evaluation.routing.coupling_maps import _hand_down, _spread_over_pixels, _window
 from torchcaps.models import create_model
 from torchcaps.nn import ConvCaps, record_routing
 from torchcaps.types import Capsules
 
-from ..stubs import RoutedPixels, assert_model_is_back, refuses
+from ..stubs import RoutedPixels, assert_model_is_back
 
 CAPSNET = {
     "num_classes": 3,
@@ -48,13 +50,13 @@ def assert_sums_are_lengths(maps):
     """The supports of a vector capsule sum to its length before squashing."""
     length = maps.activations.gather(1, maps.selected[:, None])[:, 0]
     unsquashed = (length / (1 - length)).sqrt()
-    torch.testing.assert_close(
+    assert_close(
         total(maps.positions),
         unsquashed,
         atol=1e-5,
         rtol=1e-4,
     )
-    torch.testing.assert_close(total(maps.maps), total(maps.positions))
+    assert_close(total(maps.maps), total(maps.positions))
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "uniform"])
@@ -94,7 +96,7 @@ def test_a_place_counts_most_in_the_middle_of_what_it_sees(unbiased):
     rising = [0.5, *(k + 0.5 for k in range(1, 8))]
     ways = torch.tensor([*rising, 8, *reversed(rising)]) / 72
     expected = torch.outer(ways, ways)
-    torch.testing.assert_close(
+    assert_close(
         spread[:17, :17] / spread.sum(),
         expected,
         atol=1e-5,
@@ -122,7 +124,7 @@ def test_support_is_handed_down_without_loss():
     support = torch.rand(1, 3, 4, 3)
     handed = _hand_down(layer, support, children, record.last()[""])
     assert handed.shape == (1, 7, 9, 2)
-    torch.testing.assert_close(handed.sum(), support.sum())
+    assert_close(handed.sum(), support.sum())
 
 
 def test_positions_are_stretched_over_an_image_of_another_shape():
@@ -133,14 +135,14 @@ def test_positions_are_stretched_over_an_image_of_another_shape():
     assert float(spread.sum()) == pytest.approx(6.0, rel=0.5)
     assert not spread[0, :6].any() and not spread[0, :, 14:].any()
     even = _spread_over_pixels(torch.ones(1, 3, 4), None, (12, 28))
-    torch.testing.assert_close(even, torch.full((1, 12, 28), 12 / (12 * 28)))
+    assert_close(even, torch.full((1, 12, 28), 12 / (12 * 28)))
 
 
 def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet, monkeypatch):
     capsnet.train()
     maps = coupling_maps(capsnet, IMAGES)
     monkeypatch.setattr("torchcaps.evaluation.routing.coupling_maps.BATCH", 1)
-    torch.testing.assert_close(maps.maps, coupling_maps(capsnet, IMAGES).maps)
+    assert_close(maps.maps, coupling_maps(capsnet, IMAGES).maps)
     assert not maps.maps.is_inference()
     assert_model_is_back(capsnet)
 
@@ -158,7 +160,7 @@ def test_matrix_capsules_hand_support_down_through_convolutions(options):
     assert maps.positions.shape == (3, 10, 8)
     assert maps.maps.shape == (3, 24, 20)
     assert maps.maps.abs().max() > 0
-    torch.testing.assert_close(
+    assert_close(
         total(maps.maps),
         total(maps.positions),
         atol=1e-4,

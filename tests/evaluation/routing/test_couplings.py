@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
+from checks import refuses
 from torchcaps.evaluation import coupling_dynamics, coupling_entropy, parse_tree
 
-from ..stubs import recorded, refuses
+from ..stubs import recorded
 
 N = 12
 CHILDREN = 5

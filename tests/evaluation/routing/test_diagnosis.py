@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from checks import assert_equal, refuses
 from torchcaps import create_model, data
 from torchcaps.evaluation import Starvation, diagnose
 from torchcaps.models import matched_cnn
 from torchcaps.models.notebook import parameter_count
 
-from ..stubs import RoutedPixels, StubData, assert_model_is_back, refuses
+from ..stubs import RoutedPixels, StubData, assert_model_is_back
 
 OPTIONS = {
     "num_classes": 10,
@@ -149,8 +150,7 @@ def test_the_model_is_left_as_it_was():
     routers = (first.router, second.router)
     diagnose(model, random_data(), count=8)
     assert_model_is_back(model)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, weights[name])
+    assert_equal(model.state_dict(), weights)
     assert first.router is routers[0]
     assert second.router is routers[1]
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import vote_paths
@@ -16,8 +17,8 @@ def test_couplings_are_those_of_each_number_of_iterations():
     assert paths.votes.shape == (5, 3, 4)
     for count in (1, 2, 3):
         routed = dynamic_routing(paths.votes[None], iterations=count)
-        torch.testing.assert_close(paths.coupling[count - 1], routed.coupling[0])
-        torch.testing.assert_close(paths.activation[count - 1], routed.activation[0])
+        assert_close(paths.coupling[count - 1], routed.coupling[0])
+        assert_close(paths.activation[count - 1], routed.activation[0])
     assert paths.straightness.shape == (3, 3)
     assert not paths.agreement
     assert_model_is_back(model)
@@ -28,7 +29,7 @@ def test_a_gaussian_has_its_children_by_their_activations():
     assert paths.agreement
     children = paths.coupling[0].sum(dim=1)  # equal shares, in all an activation
     routed = em_routing(paths.votes[None], children[None], 0.0, 0.0)
-    torch.testing.assert_close(routed.coupling[0] * children[:, None], paths.coupling[-1])
+    assert_close(routed.coupling[0] * children[:, None], paths.coupling[-1])
 
 
 def test_several_images_are_refused():
