@@ -335,8 +335,8 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(run):
 
 
 def test_a_path_without_a_run_is_refused(run, tmp_path):
-    for path in (tmp_path / "absent", run / "model.safetensors"):
-        with pytest.raises(RunError, match="no run folder"):
+    for path in (tmp_path, tmp_path / "absent", run / "model.safetensors"):
+        with pytest.raises(RunError, match=f"{path}: no run folder"):
             report(path)
 
 

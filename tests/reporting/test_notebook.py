@@ -93,11 +93,3 @@ def test_a_run_of_another_task_is_shown_by_its_score_and_figures(run):
     (run / "evaluation.json").write_text(json.dumps(figures))
     assert "correlation dx 0.91, correlation dy 0.5 of 20 test images" in repr(Run(run))
     assert "validation: correlation 0.9 at epoch" in Page(Run(run)._repr_html_()).text
-
-
-def test_time_is_that_of_the_images_of_all_epochs(run):
-    long, short, _ = Run(run).epochs
-    long |= {"images": 64, "images_per_second": 8.0}
-    short |= {"images": 20, "images_per_second": 10.0}
-    write_metrics(run, [long, short])
-    assert Run(run).seconds == 64 / 8 + 20 / 10

@@ -25,6 +25,13 @@ def trained(bars, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def finished(bars, tmp_path_factory):
+    """The folder of a run of two epochs of three steps, to be read."""
+    torch.set_num_threads(1)
+    return train(tiny(bars), tmp_path_factory.mktemp("finished") / "run").path
+
+
 @pytest.fixture
 def run(trained, tmp_path):
     """A copy of a trained run, to write into."""

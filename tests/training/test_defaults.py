@@ -15,10 +15,10 @@ from torchcaps.tasks import collapse
 from torchcaps.tasks._config import (
     default_batch_size,
 )
-from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
+from torchcaps.training import TrainConfig, register_optimizer, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer
 
-from .makers import Watch, contents, stop_after, tiny
+from .makers import Watch, contents, resume, tiny, train_until
 
 RESTARTED = "the training starts again, once, with a tenth of the learning rate (0.0001)"
 
@@ -99,9 +99,8 @@ def test_stopped_around_the_second_start_a_run_ends_in_the_same_bytes(bars, tmp_
     expected = contents(train(tiny(bars), tmp_path / "uninterrupted").path)
     for step in (1, 3, 5):
         folder = tmp_path / str(step)
-        with pytest.raises(Interrupted):
-            train(tiny(bars), folder, callbacks=[stop_after(step)])
-        run = train(TrainConfig(), folder, resume=True)
+        train_until(step, tiny(bars), folder)
+        run = resume(folder)
         assert contents(run.path) == expected
         assert len(run.notes) == 1
 
@@ -117,9 +116,8 @@ def test_a_network_that_began_dead_does_not_start_again_for_that(
     bars, tmp_path, monkeypatch, state, num_restarts
 ):
     plant_states(monkeypatch, "dead", state)
-    with pytest.raises(Interrupted):
-        train(tiny(bars, checkpoint_every=1), tmp_path / "run", callbacks=[stop_after(2)])
-    run = train(TrainConfig(), tmp_path / "run", resume=True)
+    train_until(2, tiny(bars, checkpoint_every=1), tmp_path / "run")
+    run = resume(tmp_path / "run")
     assert len(run.notes) == num_restarts
 
 

@@ -10,9 +10,9 @@ import torchcaps as tc
 from data.makers import picture
 from torchcaps.data import entries, files
 from torchcaps.errors import DataError, RunError
-from torchcaps.training import Interrupted, TrainConfig, train
+from torchcaps.training import Interrupted, train
 
-from .makers import Watch, contents, stop_after, tiny
+from .makers import Watch, contents, resume, stop_after, tiny, train_until
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,8 @@ def test_on_disk_it_trains_to_the_same_bits_as_in_memory(folder, expected, tmp_p
 
 
 def test_a_run_is_resumed_with_another_number_of_workers(folder, expected, tmp_path):
-    with pytest.raises(Interrupted):
-        train(config_of(folder), tmp_path / "run", callbacks=[stop_after(4)])
-    run = train(TrainConfig(), tmp_path / "run", resume=True, workers=2)
+    train_until(4, config_of(folder), tmp_path / "run")
+    run = resume(tmp_path / "run", workers=2)
     assert without_description(contents(run.path)) == without_description(expected)
 
 
@@ -63,19 +62,18 @@ def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypa
         train(config_of(folder, storage="auto"), tmp_path / "run", callbacks=[stop_after(1), watch])
     assert sum(text.startswith("own: 28 images stay on disk") for text in watch.messages) == 1
     monkeypatch.undo()
-    run = train(TrainConfig(), tmp_path / "run", resume=True)
+    run = resume(tmp_path / "run")
     assert run.config.data.storage == "disk"
     assert run.is_finished
 
 
 def test_files_that_changed_are_refused_when_the_run_goes_on(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "own")
-    with pytest.raises(Interrupted):
-        train(config_of(copy), tmp_path / "run", callbacks=[stop_after(1)])
+    train_until(1, config_of(copy), tmp_path / "run")
     with open(copy / "cat" / "0.jpg", "ab") as file:
         file.write(b"\0")
     with pytest.raises(RunError, match="checksum of images and labels was"):
-        train(TrainConfig(), tmp_path / "run", resume=True)
+        resume(tmp_path / "run")
 
 
 def test_a_damaged_file_ends_the_training_with_its_name(folder, tmp_path):

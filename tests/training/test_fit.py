@@ -22,12 +22,11 @@ from torchcaps.training import (
     fit,
     load,
     register_callback,
-    train,
 )
 from torchcaps.training.callbacks import CALLBACKS, copy_state
 from torchcaps.types import ModelSpec
 
-from .makers import TINY, Watch, stop_after, tiny
+from .makers import TINY, Watch, stop_after
 
 
 def small(seed=0):
@@ -63,13 +62,13 @@ def images(bars):
 SETTINGS = {"epochs": 2, "batch_size": 16, "holdout": 6, "shift": 1}
 
 
-def test_fit_trains_as_a_run_folder_does(bars, images, tmp_path):
-    train(tiny(bars), tmp_path / "run")
+def test_fit_trains_as_a_run_folder_does(finished, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     model, history = fit(small(), images, **SETTINGS)
-    assert_equal(model.state_dict(), load(tmp_path / "run").state_dict())
+    assert_equal(model.state_dict(), load(finished).state_dict())
     assert not model.training
-    assert os.listdir(tmp_path) == ["run"]
-    rows = Run.open(tmp_path / "run").epochs
+    assert os.listdir() == []
+    rows = Run.open(finished).epochs
     for row in (*history, *rows):
         del row["images_per_second"]
     assert history == rows

@@ -150,9 +150,6 @@ def test_a_line_says_what_is_done_and_each_epoch_has_one(capsys):
     for words in ("18 images, 6 held out", "2 epochs of batch 8", "adam at 0.001", "flip"):
         assert words in line
     assert [epoch.split()[1] for epoch in epochs if epoch.startswith("epoch")] == ["1/2", "2/2"]
-
-
-def test_nothing_is_shown_without_verbose(capsys):
     tc.fit(linear(), pixels(), labels(), verbose=False, **SETTINGS)
     assert capsys.readouterr().err == ""
 
@@ -292,11 +289,6 @@ def test_classes_of_validation_images_are_matched_by_name(data, names, validatio
         assert row["val_accuracy"] == accuracy
     with pytest.raises(ArgumentError, match="labels: expected one of a, b, got z"):
         tc.fit(linear(), pixels(), ["a", "b"] * 12, validation=(pixels(2), ["a", "z"]))
-
-
-def test_labels_that_are_no_class_are_named():
-    with pytest.raises(ArgumentError, match="labels: expected one of 0, 1, 2, got 7"):
-        known_indices(np.array([1, 7]), ("0", "1", "2"))
 
 
 HALVES = torch.zeros(24, 4, 4, dtype=torch.int64)

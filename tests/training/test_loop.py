@@ -19,7 +19,6 @@ from torchcaps.training import (
     Interrupted,
     OptionError,
     Run,
-    TrainConfig,
     folder as folder_module,
     load,
     loop,
@@ -34,22 +33,15 @@ from .makers import (
     contents,
     edit_config,
     leftovers,
+    resume,
     stop_after,
     tiny,
+    train_until,
     write_bars,
 )
 
 LAST = "checkpoints/last.safetensors"
 PREVIOUS = "checkpoints/previous.safetensors"
-
-
-@pytest.fixture(scope="module")
-def finished(bars, tmp_path_factory):
-    """The folder of a run of 6 steps that nothing stopped."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train(tiny(bars), folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +58,6 @@ def stopped_run(bars, tmp_path_factory):
 def stopped(stopped_run, tmp_path):
     """A copy of the stopped run, to be changed."""
     return Path(shutil.copytree(stopped_run, tmp_path / "run"))
-
-
-def resume(folder, **arguments):
-    return train(TrainConfig(), folder, resume=True, **arguments)
 
 
 def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(finished, bars):
@@ -134,8 +122,7 @@ def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
     bars, finished, tmp_path, step, best_epoch
 ):
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(tiny(bars), folder, callbacks=[stop_after(step)])
+    train_until(step, tiny(bars), folder)
     state = load_tensors(folder / LAST)[1]["state"]
     assert (state["step"], state["best_epoch"]) == (step, best_epoch)
     resume(folder)
@@ -293,8 +280,7 @@ def test_weights_that_are_not_finite_never_replace_a_checkpoint_or_a_model(
 
 def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     data = write_bars(tmp_path / "bars.npz")
-    with pytest.raises(Interrupted):
-        train(tiny(data), tmp_path / "run", callbacks=[stop_after(1)])
+    train_until(1, tiny(data), tmp_path / "run")
     before = (tmp_path / "run" / LAST).read_bytes()
     arrays = dict(np.load(data))
     brighter = arrays["images"].copy()
@@ -443,6 +429,7 @@ def test_names_and_paths_train_in_the_next_free_folder(bars, finished, tmp_path,
     assert contents(run.path)["model.safetensors"] == contents(finished)["model.safetensors"]
     run = train("mine.toml", stop_at=0.01, device="cpu")
     assert run.path == Path("runs/mine-bars-2")
+    assert train("mine.toml", resume=True, device="cpu").path == run.path  # the newest
 
     with pytest.raises(Interrupted):
         train("capsnet", **(tiny(bars).flat() | {"callbacks": [stop_after(1)]}))

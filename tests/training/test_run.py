@@ -70,21 +70,6 @@ def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, attribute):
     assert getattr(run, attribute).read_bytes() == b"something"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with (
-        pytest.raises(RunError, match="file/run: the folder cannot be made"),
-        folder.hold(Run(tmp_path / "file" / "run"), TrainConfig()),
-    ):
-        pass
-
-
-def test_a_folder_without_a_run_is_not_opened(tmp_path):
-    for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(RunError, match=f"{path}: no run folder"):
-            Run.open(path)
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -280,7 +265,7 @@ def test_the_time_of_a_run_needs_the_speed_of_every_epoch(tmp_path):
         row = {
             "kind": "epoch",
             "score": "accuracy",
-            "images": 60,
+            "images": 60 * number,
             "best": True,
             "step": 3 * number,
             "epoch": number,
@@ -293,7 +278,7 @@ def test_the_time_of_a_run_needs_the_speed_of_every_epoch(tmp_path):
         assert run.seconds is None
         add_epoch(1, val_accuracy=0.5, images_per_second=30.0)
         add_epoch(2, val_accuracy=0.25, images_per_second=20.0)
-        assert run.seconds == 2.0 + 3.0
+        assert run.seconds == 2.0 + 6.0
         assert "50.00 %" in repr(run)
         add_epoch(3, val_accuracy=0.25, images_per_second=None)
         assert run.seconds is None

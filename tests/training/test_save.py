@@ -84,13 +84,10 @@ def test_fitted_models_give_identical_outputs_in_another_process(user_nets, digi
     torch.save(images, "images.pt")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", LOAD_ALL], check=True, env=environment)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for folder, model in models.items():
         outputs, classes = torch.load(f"{folder}.pt")
         assert torch.equal(outputs, model(images))
         assert classes == digits.classes
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
