@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from checks import assert_finite
-from torchcaps.training.files import load_tensors
 from training.makers import contents
 
-from .conftest import RESUME, succeed, the_sentence
+from .conftest import succeed, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -72,33 +70,6 @@ def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command,
 def test_a_path_that_is_no_data_set(refused, tmp_path):
     (tmp_path / "notes.txt").write_text("words")
     refused(tmp_path / "notes.txt", tmp_path / "notes.txt", "not a data set")
-
-
-def last_sentence(outcome):
-    """The one error of a training, after the lines that say what is trained."""
-    return the_sentence(outcome._replace(err=outcome.err.splitlines()[-1]))
-
-
-def test_a_loss_that_diverges_at_once_leaves_no_folder(refused, command, start, tmp_path):
-    outcome = command(start, "--lr", "1e30", "--schedule", "constant", "--output", "out")
-    assert outcome.status == 1
-    assert "became" in last_sentence(outcome)
-    assert "start again with a lower lr" in outcome.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, tmp_path):
-    outcome = command(
-        start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1
-    )
-    assert outcome.status == 1
-    sentence = last_sentence(outcome)
-    assert "the last good state is kept in out/checkpoints/last.safetensors" in sentence
-    checkpoint = tmp_path / "out" / "checkpoints" / "last.safetensors"
-    before = checkpoint.read_bytes()
-    assert_finite(load_tensors(checkpoint)[0])
-    assert last_sentence(command(RESUME, "--output", "out")) == sentence
-    assert checkpoint.read_bytes() == before
 
 
 @pytest.mark.parametrize("place", ["file/run", "file"])

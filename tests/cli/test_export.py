@@ -38,9 +38,3 @@ def test_wrong_words_have_status_2_and_failures_status_1(command, run, tmp_path)
     outcome = command("export", tmp_path / "absent", "--output", "model.pt2")
     assert outcome.status == 1
     assert json.dumps(str(tmp_path / "absent"))[1:-1] in the_sentence(outcome)
-
-
-def test_the_help_has_an_example(command):
-    outcome = command("export", "--help")
-    assert outcome.status == 0
-    assert "torchcaps export runs/capsnet-digits --format onnx" in outcome.out

@@ -16,7 +16,7 @@ from torchcaps.testing import random_capsules
 from torchcaps.training import list_recipes
 from torchcaps.types import Routed
 
-from .conftest import assert_fails, first_words, succeed
+from .conftest import first_words, succeed
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,6 @@ def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monk
     outcome = command("data", "fetch", "mnist", "--root", "there")
     assert (outcome.status, outcome.out) == (0, f"{tmp_path / 'cache'}\n")
     assert calls == [("mnist", "there")]
-
-
-@pytest.mark.parametrize("action", ["fetch", "verify"])
-def test_fetch_and_verify_need_a_name_that_exists(command, action):
-    assert_fails(
-        command("data", action), 2, f"name: expected the data set to {action}, got nothing"
-    )
-    assert_fails(
-        command("data", action, "mnits"), 2, "unknown data set 'mnits'; did you mean 'mnist'"
-    )
 
 
 def test_the_doctor_names_versions_device_threads_and_kernels(command):

@@ -18,10 +18,8 @@ from torchcaps.data.augment import AUGMENTATIONS
 from torchcaps.errors import RunError
 from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
-from torchcaps.reporting import html
 from torchcaps.reproduction import MEASURES
 from torchcaps.tasks.metrics import METRICS
-from torchcaps.templates import Picture
 from torchcaps.training import Run, recipes
 from torchcaps.training.callbacks import CALLBACKS
 
@@ -105,16 +103,6 @@ def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, modu
     out = fresh_command(words, "--import", module).out
     assert re.search(rf"^{name}\b", out, re.MULTILINE)
     assert not re.search(rf"^{name}\b", fresh_command(words).out, re.MULTILINE)
-
-
-def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):
-    outcome = succeed(train(fresh_command, IMPORT))
-    assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
-    outcome = succeed(fresh_command("evaluate", "run", "--json", IMPORT))
-    assert outcome.document["num_samples"] == 30
-    monkeypatch.setattr(html, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
-    outcome = succeed(fresh_command("report", "run", IMPORT))
-    assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_small_addition_is_a_file_that_is_imported_as_it_stands(fresh_command, bars, tmp_path):

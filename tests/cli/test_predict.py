@@ -133,9 +133,6 @@ class TestResults:
         ("words", "sentence"),
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
-            (("--unknown-below", "low"), "--unknown-below: expected FLOAT|auto, got 'low'"),
-            (("--invert", "maybe"), "--invert: expected auto|yes|no, got 'maybe'"),
-            (("--top-k", "0"), "top_k: expected at least 1, got 0"),
             (
                 ("--output-file", "a.txt"),
                 "output_file: expected a file ending in .csv, .jsonl or .parquet",

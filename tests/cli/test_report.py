@@ -26,18 +26,6 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
     assert (outcome.status, outcome.out) == (0, "deep/page.html\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ((), "runs: expected one run folder or more, got none"),
-        (("run", "--images", 0), "--images: expected at least 1, got 0"),
-        (("run", "--diagnose", 1), "--diagnose: expected 0 or at least 2, got 1"),
-    ],
-)
-def test_a_wrong_command_line_is_2(command, run, words, sentence):
-    assert_fails(command("report", words), 2, sentence)
-
-
 FIGURES = {
     "accuracy",
     "error",
@@ -92,19 +80,6 @@ class TestDamagedRuns:
         intact = (run / "model.safetensors").read_bytes()
         (run / "model.safetensors").write_bytes(intact[: len(intact) // 2])
         refused(run, "is no readable checkpoint")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("evaluate", "{"), ("evaluate", '{"data": 3}'), ("reconstruct", "[]")],
-)
-def test_a_damaged_configuration_is_named(command, run, name, content):
-    (run / "config.json").write_text(content)
-    outcome = command(name, run)
-    assert outcome.status == 1
-    assert the_sentence(outcome).startswith(
-        f"{run / 'config.json'}: is no readable configuration ("
-    )
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -168,37 +143,6 @@ class TestCompare:
             "b-0: was not tested on the same images as a-0",
         )
 
-    @pytest.mark.parametrize(
-        ("words", "sentence"),
-        [
-            (("--with", "a-0"), "runs: expected one run folder or more, got none"),
-            (("a-0",), "runs: expected two run folders, or --with, got 1"),
-            (
-                ("a-0", "a-1", "--with", "b-0"),
-                "--with: expected one run of each method or several of each, got 1 and 2",
-            ),
-            (
-                ("a-0", "--with", "./a-0"),
-                "runs: expected different run folders, got one of them twice",
-            ),
-            (
-                ("a-0", "--with", "b-0", "--margin", "0"),
-                "margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
-                "got 0",
-            ),
-            (
-                ("a-0", "b-0", "--adjust", "0.1", "1.5"),
-                "--adjust: expected between 0 and 1, got 1.5",
-            ),
-            (
-                ("a-0", "--with", "b-0", "--paired"),
-                "--paired: expected several runs of each method, got one",
-            ),
-        ],
-    )
-    def test_a_wrong_command_line_is_2(self, command, words, sentence):
-        assert_fails(command("compare", words), 2, sentence)
-
 
 def test_a_diagnosis_begins_with_its_verdict(command, trained):
     words = ("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
@@ -214,8 +158,6 @@ def test_a_diagnosis_begins_with_its_verdict(command, trained):
     assert len(document["checks"]) == 10
     assert "ablation: " not in outcome.out
     assert "ablation: These images" in command(*words, "--verbose").out
-    outcome = command("diagnose", trained, "--images", 1)
-    assert (outcome.status, the_sentence(outcome)) == (2, "--images: expected at least 2, got 1")
 
 
 def test_an_animation_has_pictures_of_each_iteration(command, run, tmp_path):
@@ -242,28 +184,6 @@ def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
     names = ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
     assert sorted(os.listdir(tmp_path / "grids")) == names
     assert outcome.out.splitlines() == list(map("grids/{}".format, names))
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("reconstruct", "--per-class", 0), "--per-class: expected at least 1, got 0"),
-        (("perturb", "--steps", 1), "--steps: expected at least 2, got 1"),
-        (("perturb", "--span", "nan"), "--span: expected at least 0, got nan"),
-    ],
-)
-def test_a_wrong_flag_is_2(command, run, words, sentence):
-    assert_fails(command(words[0], run, words[1:]), 2, sentence)
-
-
-def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
-    succeed(command(start, "--option", "decoder=false", "--output", "blind"))
-    refused = command(
-        start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "refused"
-    )
-    sentence = "reconstruction: expected 0 for a model without a decoder, got 0.1"
-    assert the_sentence(refused) == sentence
-    assert command("evaluate", "blind", "--json").status == 0
 
 
 def test_without_a_run_a_network_of_the_package_draws_into_this_folder(
