@@ -6,7 +6,6 @@ import pytest
 
 from claims.protocol import load_claim
 from claims.runner import run_claims
-from torchcaps.reporting import api
 from torchcaps.training import Interrupted
 from training.makers import stop_after
 
@@ -16,9 +15,8 @@ from training.makers import stop_after
     [pytest.param("unseen-pairs", "S", marks=pytest.mark.slow), ("slots-take-apart", "R3")],
 )
 def test_a_trial_that_was_stopped_has_the_figures_of_one_that_was_not(
-    name, arm, tmp_path, monkeypatch
+    name, arm, tmp_path, no_plots
 ):
-    monkeypatch.setattr(api, "can_plot", lambda: False)
     claim = load_claim(name)
     claim = replace(claim, arms={arm: claim.arms[arm]}, seeds=1, rates=())
 

@@ -11,7 +11,7 @@ import torch
 
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
-from torchcaps.reporting import api, html as html  # before `no_plots` changes what it imports
+from torchcaps.reporting import html as html  # before `no_plots` changes what it imports
 from torchcaps.training import device
 from training.fixtures import bars as bars, run as run, trained as trained
 
@@ -60,12 +60,6 @@ def command(capsys, monkeypatch, tmp_path, handlers):
         return Outcome(status, *capsys.readouterr())
 
     return run
-
-
-@pytest.fixture
-def no_plots(monkeypatch):
-    """Skip drawing, which takes most of the time of a tiny run."""
-    monkeypatch.setattr(api, "can_plot", lambda: False)
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import io
 import os
 
-import numpy as np
 import pytest
 from PIL import Image
 
+from data.makers import write_folder
 from training.makers import contents
 
 from .conftest import succeed, the_sentence
@@ -14,22 +13,10 @@ from .conftest import succeed, the_sentence
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
-def photo(seed=0):
-    """The bytes of a picture of noise."""
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (20, 20), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.fixture
 def photos(tmp_path):
     """A folder of two class folders."""
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(10):
-            (tmp_path / "photos" / name / f"{number}.png").write_bytes(photo(seed=number))
-    return tmp_path / "photos"
+    return write_folder(tmp_path / "photos", count=10, size=(20, 20), color=False)
 
 
 @pytest.fixture
@@ -48,11 +35,14 @@ def refused(command, start, tmp_path):
     return check
 
 
-@pytest.mark.parametrize("content", [b"no", photo()[:90], photo()[:40] + bytes(60)])
-def test_a_corrupt_png_in_either_split(refused, photos, content):
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _: b"no", lambda content: content[:90], lambda content: content[:40] + bytes(60)],
+)
+def test_a_corrupt_png_in_either_split(refused, photos, damage):
     for file in sorted((photos / "cat").iterdir())[::3]:
         intact = file.read_bytes()
-        file.write_bytes(content)
+        file.write_bytes(damage(intact))
         refused(photos, file)
         file.write_bytes(intact)
 

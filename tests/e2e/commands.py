@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import torchcaps
 
 # What a person types; one thread, because tiny steps on several threads cost more than they save.
 TORCHCAPS = (sys.executable, "-m", "torchcaps")
@@ -50,6 +53,23 @@ def start_command(*words, cwd, program=PLAIN):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+    )
+
+
+def launch(*words, world_size=2, cwd, **variables):
+    """Start processes by torchrun, in a group of their own, as a terminal does."""
+    tests = Path(__file__).parents[1]
+    folders = [Path(torchcaps.__file__).parents[1], tests, tests / "e2e"]
+    path = os.pathsep.join(map(str, folders))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    return subprocess.Popen(
+        [sys.executable, *torchrun, *map(str, words)],
+        cwd=cwd,
+        env=ENVIRONMENT | {"PYTHONPATH": path} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.makers import picture
+from data.makers import write_folder
 from training.makers import contents, count_rows, leftovers
 
 from .commands import PLAIN, SMALL, run_command, start_command, wait_for
@@ -29,13 +29,7 @@ def train_words(folder, workers):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("disk") / "own"
-    for label in ("cat", "dog"):
-        (root / label).mkdir(parents=True)
-        for index in range(60):
-            image = picture((40, 40), seed=index if label == "cat" else 100 + index)
-            image.save(root / label / f"{index}.jpg")
-    return root
+    return write_folder(tmp_path_factory.mktemp("disk") / "own", count=60, size=(40, 40))
 
 
 def count_processes(group):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -26,6 +25,7 @@ from safetensors.torch import load_file
 
 import torchcaps
 from checks import column
+from e2e.commands import launch
 from torchcaps import plugins
 from torchcaps.cli.main import run_command
 from torchcaps.data._registry import DATASETS
@@ -195,22 +195,6 @@ def work_as_rank(folder):
             if ranks.is_main:
                 (folder / f"{function.__name__}.json").write_text(json.dumps(outcomes))
     hard_exit(0)
-
-
-def launch(*words, world_size=2, cwd, **variables):
-    """Start processes, in a group of their own, as a terminal does."""
-    folders = [Path(torchcaps.__file__).parents[1], THIS_FILE.parents[1], THIS_FILE.parent]
-    path = os.pathsep.join(map(str, folders))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    return subprocess.Popen(
-        [sys.executable, *torchrun, *map(str, words)],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def torchcaps_lines(text):
@@ -470,6 +454,7 @@ def test_a_run_that_loses_a_process_goes_on(tmp_path, world_size, victims):
         assert seconds < 30
         [sentence] = torchcaps_lines(err)
         assert "error: a process of this run was lost (" in sentence
+        assert "gloo" not in sentence
         assert "--resume continues" in sentence
 
     status, out, err = capture_command("train", "capsnet", "--output", run, "--resume", "--json")

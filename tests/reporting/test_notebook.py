@@ -7,7 +7,7 @@ import json
 import pytest
 
 from checks import column
-from torchcaps.reporting import api, evaluate
+from torchcaps.reporting import evaluate
 from torchcaps.training import Run
 from training.makers import edit_config
 
@@ -24,8 +24,7 @@ def write_metrics(run, rows):
 
 
 @pytest.fixture
-def evaluated(run, monkeypatch):
-    monkeypatch.setattr(api, "can_plot", lambda: False)
+def evaluated(run, no_plots):
     evaluate(run, output=run)
     return run
 

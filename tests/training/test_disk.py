@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import torchcaps as tc
-from data.makers import picture
+from data.makers import write_folder
 from torchcaps.data import entries, files
 from torchcaps.errors import DataError, RunError
 from torchcaps.training import Interrupted, train
@@ -18,13 +18,7 @@ from .makers import Watch, contents, resume, stop_after, tiny, train_until
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """36 pictures of two classes, of which 28 are for training."""
-    root = tmp_path_factory.mktemp("disk") / "own"
-    for label in ("cat", "dog"):
-        (root / label).mkdir(parents=True)
-        for index in range(18):
-            image = picture((30, 40), seed=index if label == "cat" else 100 + index)
-            image.save(root / label / f"{index}.jpg")
-    return root
+    return write_folder(tmp_path_factory.mktemp("disk") / "own", count=18, size=(30, 40))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +64,7 @@ def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypa
 def test_files_that_changed_are_refused_when_the_run_goes_on(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "own")
     train_until(1, config_of(copy), tmp_path / "run")
-    with open(copy / "cat" / "0.jpg", "ab") as file:
+    with open(copy / "cat" / "0.png", "ab") as file:
         file.write(b"\0")
     with pytest.raises(RunError, match="checksum of images and labels was"):
         resume(tmp_path / "run")
@@ -78,8 +72,8 @@ def test_files_that_changed_are_refused_when_the_run_goes_on(folder, tmp_path):
 
 def test_a_damaged_file_ends_the_training_with_its_name(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "own")
-    (copy / "dog" / "7.jpg").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"dog/7\.jpg: not an image"):
+    (copy / "dog" / "7.png").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"dog/7\.png: not an image"):
         train(config_of(copy, workers=1), tmp_path / "run")
 
 

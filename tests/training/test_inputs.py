@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 import torchcaps as tc
+from data.makers import write_folder
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.data.targets import class_names, known_indices
 from torchcaps.errors import ArgumentError, DataError
@@ -155,10 +156,7 @@ def test_a_line_says_what_is_done_and_each_epoch_has_one(capsys):
 
 
 def test_a_folder_of_classes_is_read_by_its_path(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for index in range(6):
-            Image.new("L", (30, 30), 20 * index).save(tmp_path / name / f"{index}.png")
+    write_folder(tmp_path, count=6, size=(30, 30))
     model = tc.create_model("capsnet_small", num_classes=2, img_size=20)
     tc.fit(model, tmp_path, epochs=1, batch_size=4, holdout=2)
     assert model.classes == ("cat", "dog")
