@@ -5,6 +5,8 @@ import json
 import shutil
 import threading
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ from torchcaps.exporting.page import assemble
 from torchcaps.models import create_model
 
 SECONDS = 30
+AXE = """
+const done = arguments[0];
+axe.run(document).then((found) => done(found.violations.map((one) => [one.id, one.nodes[0].html])));
+"""
 CLASSES = ("zero", "one", "two")
 SIZE = (18, 20)
 
@@ -112,6 +118,38 @@ class Page:
 
     def select(self, selector):
         return self.browser.find_elements("css selector", selector)
+
+    @contextmanager
+    def emulated(self, width, height, scheme="", touches=False):
+        """In a window of this size, of light or dark colors, with a finger in place of a mouse."""
+
+        def set_device(scheme, touches):
+            media = [{"name": "prefers-color-scheme", "value": scheme}] if scheme else []
+            send("Emulation.setEmulatedMedia", {"features": media})
+            send("Emulation.setTouchEmulationEnabled", {"enabled": touches})
+
+        send = self.browser.execute_cdp_cmd
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        send("Emulation.setDeviceMetricsOverride", size)
+        set_device(scheme, touches)
+        try:
+            yield
+        finally:
+            set_device("", False)
+            send("Emulation.clearDeviceMetricsOverride", {})
+
+    def touch(self, kind, *points):
+        """Fingers at points, each {"x": pixels, "y": pixels}, begin, move or end to touch."""
+        touches = {"type": kind, "touchPoints": list(points)}
+        self.browser.execute_cdp_cmd("Input.dispatchTouchEvent", touches)
+
+    def violations(self):
+        """What people cannot use, by axe-core."""
+        axe = find_spec("axe_playwright_python")  # it brings axe-core; it is not imported
+        if axe is None:
+            pytest.skip("needs axe-core, as `make browser` installs it")
+        self.run(Path(axe.origin).with_name("axe.min.js").read_text())
+        return self.browser.execute_async_script(AXE)
 
     def look(self, images):
         """What the page's first network gives for images: lengths, and drawings of the longest."""

@@ -47,6 +47,10 @@ def stop_after(count):
     return StopWhen(lambda: next(steps) == count)
 
 
+class PowerCut(BaseException):
+    """An end that no handler of errors catches."""
+
+
 class Watch(Callback):
     """Keeps what a training tells: numbers of steps, rows of epochs, and sentences.
 

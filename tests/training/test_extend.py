@@ -13,7 +13,7 @@ from torchcaps.tasks import Classify
 from torchcaps.training import Interrupted, Run, train
 from torchcaps.training.schedules import learning_rate_factor, part_ends
 
-from .makers import Watch, contents, resume, stop_after, tiny, train_until
+from .makers import PowerCut, Watch, contents, resume, stop_after, tiny, train_until
 
 SENTENCE = (
     "the finished training goes on after epoch 2 to epoch 4; its learning rate begins at 0.0001, "
@@ -79,13 +79,10 @@ def test_an_extension_that_was_interrupted_resumes_bit_for_bit(complete, tmp_pat
 
 
 def test_killed_before_the_first_checkpoint_of_an_extension(complete, monkeypatch):
-    class Killed(BaseException):
-        pass
-
     def kill(*_):
-        raise Killed
+        raise PowerCut
 
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCut):
         extend(complete, callbacks=[Watch(kill)])
     assert complete.config.training.epochs == 4
     run = resume(complete.path)

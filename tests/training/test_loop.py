@@ -28,6 +28,7 @@ from torchcaps.training.files import load_tensors, save_tensors
 
 from .makers import (
     TINY,
+    PowerCut,
     Watch,
     assert_resumes,
     contents,
@@ -130,10 +131,6 @@ def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
     assert leftovers(folder) == []
 
 
-class PowerCut(BaseException):
-    """An end that no handler of errors catches."""
-
-
 @pytest.mark.parametrize(
     ("function", "step", "last_saved"),
     [("truncate_metrics", 0, 0), ("step", 1, 0), ("save_state", 3, 2)],
@@ -165,18 +162,6 @@ def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
     resume(tmp_path / "run", callbacks=[watch])
     assert watch.steps[0] == last_saved + 1
     assert contents(tmp_path / "run") == contents(finished)
-
-
-def test_the_seed_alone_decides_the_weights(bars, finished, tmp_path):
-    torch.manual_seed(99)
-    before = torch.get_rng_state()
-    train(tiny(bars), tmp_path / "same")
-    assert torch.equal(torch.get_rng_state(), before)
-    assert contents(tmp_path / "same") == contents(finished)
-    train(tiny(bars, seed=1), tmp_path / "different")
-    different = contents(tmp_path / "different")
-    for file in ("model.safetensors", LAST):
-        assert different[file] != contents(finished)[file]
 
 
 def test_rows_of_steps_come_at_intervals(bars, tmp_path, monkeypatch):

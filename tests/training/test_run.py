@@ -15,6 +15,8 @@ from torchcaps.training import Run, TrainConfig, folder
 from torchcaps.training.files import exclusive
 from torchcaps.training.folder import append_metrics, truncate_metrics
 
+from .makers import PowerCut
+
 ROW = {"kind": "step", "step": 20, "loss": 0.5}
 ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]
 
@@ -168,22 +170,18 @@ def test_truncating_removes_later_rows_a_cut_line_and_partial_files(run):
     assert run.metrics_path.read_text() == ""
 
 
-class Killed(BaseException):
-    """An end that no handler of errors catches."""
-
-
 def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monkeypatch):
     write_json = folder.write_json
     names = []
 
     def killed(path, value):
         if names:
-            raise Killed
+            raise PowerCut
         write_json(path, value)
         names.append(path.name)
 
     monkeypatch.setattr(folder, "write_json", killed)
-    with pytest.raises(Killed), folder.hold(Run(tmp_path / "run"), TrainConfig()):
+    with pytest.raises(PowerCut), folder.hold(Run(tmp_path / "run"), TrainConfig()):
         pass
     monkeypatch.undo()
     assert names == ["environment.json"]  # the configuration, which makes it a run, comes last

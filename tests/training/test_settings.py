@@ -189,9 +189,10 @@ def test_a_model_by_its_name_shifts_its_images_and_a_configuration_does_not():
 
 
 def test_the_configuration_of_a_run_folder_leaves_nothing_open(bars, tmp_path):
-    run = train(tiny(bars, holdout=None), tmp_path / "run")
+    run = train(tiny(bars, holdout=None, batch_size=None), tmp_path / "run")
     settings = json.loads((run.path / "config.json").read_text())
     assert Run(run.path).config == run.config
+    assert settings["training"]["batch_size"] == 8
     assert settings["task"]["loss"] == "margin"
     assert settings["optimizer"]["clip"] == 1.0
     assert settings["data"]["holdout"] == 0.1

@@ -10,7 +10,6 @@ from fakecuda import gpu, pairs
 from fakecuda.kernels import stand_ins
 from fakecuda.runs import FP16, list_systems
 from torchcaps.errors import ArgumentError, TrainingError
-from torchcaps.tasks.classify import Classify
 from torchcaps.training import (
     TrainConfig,
     Trainer,
@@ -52,22 +51,6 @@ def find_fault(tmp_path):
         return f"other bits in {row['differences']}" if row["differences"] else ""
 
     return compare
-
-
-@pytest.fixture
-def change_loss(monkeypatch):
-    """A function that lets another one change the loss of each step."""
-
-    def change(function):
-        training_step = Classify.training_step
-
-        def changed_step(self, batch, fraction_trained):
-            losses = training_step(self, batch, fraction_trained)
-            return losses | {"loss": function(losses["loss"], fraction_trained)}
-
-        monkeypatch.setattr(Classify, "training_step", changed_step)
-
-    return change
 
 
 CASES = [
