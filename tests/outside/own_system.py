@@ -1,4 +1,4 @@
-"""A system in one file outside the library: a model, its task, and one of every other kind.
+"""A system in one file outside the library: a model, its task, and more that can be registered.
 
 Capsules that take the noise from pictures; nothing in the library knows of it. Beside them stand
 things that a classifier can be given; docs/plugins.md has one of each further kind.

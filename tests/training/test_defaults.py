@@ -31,11 +31,6 @@ def test_batches_are_as_large_as_leaves_enough_steps(num_images, batch_size):
     assert default_batch_size(num_images) == batch_size
 
 
-def test_the_spread_loss_is_not_clipped(bars, tmp_path):
-    config = tiny(bars, epochs=1, loss="spread", reconstruction=0)
-    assert train(config, tmp_path / "run").config.optimizer.clip == 0
-
-
 def plant_states(monkeypatch, *states):
     """Make `collapse_state` return these states in a cycle, and record the sizes of its input."""
     sizes = []

@@ -11,8 +11,7 @@ from torchcaps.data import label_tree
 from torchcaps.errors import TrainingError
 from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.tree import path_figures
-from torchcaps.training import TrainConfig, train
-from training.makers import Watch
+from training.makers import Watch, assert_resumes
 
 TINY = {"img_size": 12, "channels": (4, 6), "kernels": (5, 3), "hidden": (8,)}
 pytestmark = pytest.mark.filterwarnings("default")
@@ -68,26 +67,8 @@ def test_a_gradient_that_stays_scaled_is_detected(images, monkeypatch):
 
 
 def test_fp16_resumes_with_its_scale(tmp_path):
-    config = TrainConfig.of(
-        model="cnn_baseline",
-        model_options={name: TINY[name] for name in ("channels", "hidden", "kernels")},
-        data="digits",
-        per_class=4,
-        holdout=0.2,
-        epochs=1,
-        batch_size=8,
-        device="cuda",
-        precision="fp16",
-        checkpoint_every=2,
-    )
-    with pytest.raises(tc.training.Interrupted):
-        train(config, tmp_path / "a", callbacks=[runs.StopAfter(2)])
-    train(config, tmp_path / "a", resume=True)
-    train(config, tmp_path / "b")
-    rows = [tc.training.Run(tmp_path / name).epochs[0] for name in "ab"]
-    assert rows[0]["train_loss"] == rows[1]["train_loss"]
-    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
-    assert models[0] == models[1]
+    config = runs.settings("cnn_baseline", "fp16").updated(checkpoint_every=2)
+    assert_resumes(config, tmp_path, step=2)
 
 
 def test_fp16_and_tf32_are_refused_on_a_cpu(images):
