@@ -15,7 +15,7 @@ from torchcaps.reporting import html as html  # before `no_plots` changes what i
 from torchcaps.training import device
 from training.fixtures import bars as bars, run as run, trained as trained
 
-RESUME = ("train", "capsnet", "--resume", "--no-keep-memory")
+RESUME = "train capsnet --resume --no-keep-memory"
 
 
 class Outcome(NamedTuple):
@@ -66,7 +66,7 @@ def command(capsys, monkeypatch, tmp_path, handlers):
 def start(bars):
     """The words of a command that trains for a second."""
     flags = "--epochs 2 --batch-size 16 --holdout 6 --no-keep-memory --threads 1"
-    return ("train", "capsnet", "--data", bars, *flags.split(), *SMALL)
+    return ("train capsnet --data", bars, flags, SMALL)
 
 
 @pytest.fixture

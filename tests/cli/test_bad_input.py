@@ -25,7 +25,7 @@ def refused(command, start, tmp_path):
 
     def check(data, *complaints):
         before = sorted(tmp_path.iterdir())
-        outcome = command(start, "--data", data, "--holdout", 0.2)
+        outcome = command(start, "--data", data, "--holdout 0.2")
         assert outcome.status == 1
         sentence = the_sentence(outcome)
         for complaint in complaints:
@@ -51,9 +51,7 @@ def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command,
     for file in photos.glob("*/*.png"):
         Image.open(file).resize((16, 16)).save(file)
     refused(photos, "at least 17x17 pixels, got 16x16")
-    outcome = succeed(
-        command(start, "--data", photos, "--holdout", 0.2, "--img-size", 20, "--epochs", 1)
-    )
+    outcome = succeed(command(start, "--data", photos, "--holdout 0.2 --img-size 20 --epochs 1"))
     assert outcome.out.endswith("run folder: runs/capsnet-photos\n")
 
 
@@ -76,12 +74,12 @@ def test_outputs_of_the_other_commands_that_cannot_be_made(command, run, tmp_pat
     (tmp_path / "file").write_text("mine")
     before = contents(run)
     for words in (
-        ("evaluate", run, "--output", "file/there"),
-        ("evaluate", run, "--output", "file"),
-        ("reconstruct", run, "--output", "file/there.png"),
-        ("reconstruct", run, "--output", "run"),
-        ("reconstruct", run, "--output", "there.xyz"),
-        ("perturb", run, "--output", "file"),
+        "evaluate run --output file/there",
+        "evaluate run --output file",
+        "reconstruct run --output file/there.png",
+        "reconstruct run --output run",
+        "reconstruct run --output there.xyz",
+        "perturb run --output file",
     ):
         outcome = command(words)
         assert outcome.status == 1, words
@@ -94,10 +92,10 @@ def test_outputs_of_the_other_commands_that_cannot_be_made(command, run, tmp_pat
 def test_an_empty_word_is_no_place_to_write_to(command, run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for name, words in (
-        ("--output", ("evaluate", run, "--output", "")),
-        ("--output", ("perturb", run, "--output=")),
-        ("--seed", ("perturb", run, "--seed", "")),
-        ("[RUN] IMAGE...", ("predict", run, "")),
+        ("--output", "evaluate run --output "),
+        ("--output", "perturb run --output="),
+        ("--seed", "perturb run --seed "),
+        ("[RUN] IMAGE...", "predict run "),
     ):
         outcome = command(words)
         assert outcome.status == 2, words

@@ -42,14 +42,14 @@ def test_a_run_without_its_data_has_no_examples(command, run):
 
 
 def test_a_run_that_is_not_there_is_one_sentence(command):
-    assert_fails(command("explore", "nowhere"), 1, "nowhere: no such run folder or model file")
+    assert_fails(command("explore nowhere"), 1, "nowhere: no such run folder or model file")
 
 
 def test_without_a_run_a_network_of_the_package_is_shown_with_digits(
     command, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
-    outcome = command("explore", "--no-open")
+    outcome = command("explore --no-open")
     assert outcome.status == 0
     html = Path(outcome.out.strip()).read_text()
     assert Path(outcome.out.strip()).is_relative_to(tmp_path)

@@ -42,7 +42,7 @@ class TestInputs:
             for name in NAMES:
                 archive.add(photos / name, name)
         folder = command("predict", run, photos, "--json").document
-        rows = command("predict", run, "photos.tar.gz", "--json").document
+        rows = command("predict", run, "photos.tar.gz --json").document
         assert column(rows, "path") == [f"photos.tar.gz:{name}" for name in NAMES]
         assert column(rows, "activations") == column(folder, "activations")
 
@@ -69,7 +69,7 @@ class TestInputs:
 
     def test_a_first_word_that_is_neither_run_nor_image_is_refused(self, command):
         assert_fails(
-            command("predict", "gone", "drawn/0.png"), 1, "gone: no such run folder or model file"
+            command("predict gone drawn/0.png"), 1, "gone: no such run folder or model file"
         )
 
 
@@ -90,15 +90,15 @@ class TestResults:
         page.paste(Image.fromarray(255 - digit), (50, 10))
         page.save(tmp_path / "seven.png")
         Image.new("L", (90, 90), 240).save(tmp_path / "page.png")
-        words = ("predict", "seven.png", "page.png")
-        rows = command(*words, "--json").document
+        words = "predict seven.png page.png"
+        rows = command(words, "--json").document
         assert column(rows, "label") == ["7", "empty"]
         assert column(rows, "changes") == ["inverted, cropped and centered", ""]
         assert column(rows, "reason") == ["", "nothing stands out from its background"]
         assert ["probability" in row for row in rows] == [True, False]
-        table = command(*words).out.splitlines()
+        table = command(words).out.splitlines()
         assert table[1].split()[0] == "seven.png" and "inverted" in table[1]
-        as_it_is = command(*words, "--as-is", "--unknown-below", "0", "--json").document
+        as_it_is = command(words, "--as-is --unknown-below 0 --json").document
         assert column(as_it_is, "changes") == ["", ""]
         assert as_it_is[0]["activations"] != rows[0]["activations"]
 
@@ -125,22 +125,22 @@ class TestResults:
         assert outcome.err == (
             f"{run}: is not calibrated, so there are activations, but no probabilities\n"
         )
-        refused = command("predict", run, photos, "--unknown-below", "auto")
+        refused = command("predict", run, photos, "--unknown-below auto")
         assert refused.status == 1
         assert "auto needs a calibrated model" in refused.err
 
     @pytest.mark.parametrize(
         ("words", "sentence"),
         [
-            (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
+            ("--csv --json", "--csv: expected one format of the predictions, got --json too"),
             (
-                ("--output-file", "a.txt"),
+                "--output-file a.txt",
                 "output_file: expected a file ending in .csv, .jsonl or .parquet",
             ),
         ],
     )
     def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):
-        assert_fails(command("predict", run, photos, *words), 2, sentence)
+        assert_fails(command("predict", run, photos, words), 2, sentence)
 
 
 class TestDamagedFiles:
@@ -150,7 +150,7 @@ class TestDamagedFiles:
         photo_bytes = (photos / "10.png").read_bytes()
         (photos / "more" / "cut.png").write_bytes(photo_bytes[: len(photo_bytes) // 2])
         (photos / "gone.png").symlink_to(photos / "nowhere.png")
-        outcome = command("predict", run, photos, "absent.png", "*.bmp", "--json")
+        outcome = command("predict", run, photos, "absent.png *.bmp --json")
         assert outcome.status == 1
         assert outcome.document == expected
         *lines, last = outcome.err.splitlines()
@@ -171,23 +171,23 @@ def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_pa
     file = tmp_path / "new" / f"rows.{ending}"
     if ending == "parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
-        assert command(*words, "--parquet", file).status == 0
-        printed = command(*words, "--json").document
+        assert command(words, "--parquet", file).status == 0
+        printed = command(words, "--json").document
         rows = parquet.read_table(file).to_pylist()
         names = ["path", "label", "activation", "probability", "changes", "reason"]
         assert [*rows[0]] == names
         for name in rows[0]:
             assert column(rows, name) == column(printed, name)
     else:
-        words = (*words, "--top-k", 2)
-        assert command(*words, "--output-file", file).status == 0
-        assert file.read_text() == command(*words, f"--{ending}").out
-    assert the_sentence(command(*words, "--output-file", file)).startswith(f"{file}: exists")
+        words = (words, "--top-k 2")
+        assert command(words, "--output-file", file).status == 0
+        assert file.read_text() == command(words, f"--{ending}").out
+    assert the_sentence(command(words, "--output-file", file)).startswith(f"{file}: exists")
 
 
 def test_an_engine_that_is_not_there(command, run, photos, monkeypatch):
     monkeypatch.setattr("torchcaps.errors.find_spec", lambda name: None)
-    outcome = command("predict", run, photos, "--engine", "ray")
+    outcome = command("predict", run, photos, "--engine ray")
     assert outcome.status != 0
     assert "pip install 'torchcaps[ray]'" in the_sentence(outcome)
-    assert "--engine" in the_sentence(command("predict", run, photos, "--address", "auto"))
+    assert "--engine" in the_sentence(command("predict", run, photos, "--address auto"))

@@ -22,7 +22,7 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
     monkeypatch.setattr(html, "render_runs", lambda runs: "")
     outcome = command("report", run)
     assert (outcome.status, outcome.out) == (0, f"{run / 'report.html'}\n")
-    outcome = command("report", run, "--output", "deep/page.html")
+    outcome = command("report", run, "--output deep/page.html")
     assert (outcome.status, outcome.out) == (0, "deep/page.html\n")
 
 
@@ -65,9 +65,9 @@ class TestDamagedRuns:
 @pytest.mark.usefixtures("no_plots")
 def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_path):
     words = "--data digits --per-class 4 --holdout 10 --epochs 1 --output run"
-    option = ("--option", "match=matrix_caps_small")
-    assert command("train", "cnn_matched", words.split(), option).status == 0
-    outcome = succeed(command("evaluate", "run", "--data", "multi-digits", "--json"))
+    option = "--option match=matrix_caps_small"
+    assert command("train cnn_matched", words, option).status == 0
+    outcome = succeed(command("evaluate run --data multi-digits --json"))
     assert outcome.document.keys() >= {"error", "per_digit"}
     assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()
 
@@ -85,7 +85,7 @@ def runs(run, tmp_path):
 @pytest.mark.usefixtures("runs")
 class TestCompare:
     def test_two_methods_over_seeds_and_images(self, command):
-        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "0.2")
+        outcome = command("compare a-0 a-1 --with b-1 b-0 --margin 0.2")
         assert outcome.status == 0, outcome.err
         heading, first, second, _, verdict = outcome.out.splitlines()
         assert heading.split() == ["method", "accuracy", "runs"]
@@ -97,7 +97,7 @@ class TestCompare:
         assert "within 20 points" in verdict
 
     def test_one_run_each_is_a_comparison_of_two_models(self, command):
-        outcome = command("compare", "a-0", "--with", "b-0", "--json")
+        outcome = command("compare a-0 --with b-0 --json")
         assert outcome.status == 0, outcome.err
         document = outcome.document
         assert document["only_first"] == document["only_second"] == 0
@@ -109,7 +109,7 @@ class TestCompare:
 
     def test_runs_of_other_seeds_are_no_pairs(self, command, runs):
         edit_config(runs / "b-1", seed=7)
-        outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--paired")
+        outcome = command("compare a-0 a-1 --with b-0 b-1 --paired")
         assert outcome.status == 1
         sentence = "paired: expected runs of the same seeds of both methods, got [0, 1] and [0, 7]"
         assert the_sentence(outcome) == sentence
@@ -118,18 +118,18 @@ class TestCompare:
         bars = write_bars(tmp_path / "other.npz", seed=5)
         edit_config(runs / "b-0", data=str(bars))
         assert_fails(
-            command("compare", "a-0", "--with", "b-0"),
+            command("compare a-0 --with b-0"),
             1,
             "b-0: was not tested on the same images as a-0",
         )
 
 
 def test_a_diagnosis_begins_with_its_verdict(command, trained):
-    words = ("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
-    outcome = command(*words)
+    words = ("diagnose", trained, "--images 8 --threads 1 --baseline", trained)
+    outcome = command(words)
     assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
-    document = command("diagnose", trained, "--images", 8, "--json").document
+    document = command("diagnose", trained, "--images 8 --json").document
     assert lines[0] == document["verdict"]
     assert lines[0].startswith("8 images do not show whether routing helps: ")
     assert max(map(len, lines)) <= 80
@@ -137,11 +137,11 @@ def test_a_diagnosis_begins_with_its_verdict(command, trained):
     assert marks <= set("✓✗?")
     assert len(document["checks"]) == 10
     assert "ablation: " not in outcome.out
-    assert "ablation: These images" in command(*words, "--verbose").out
+    assert "ablation: These images" in command(words, "--verbose").out
 
 
 def test_an_animation_has_pictures_of_each_iteration(command, run, tmp_path):
-    outcome = command("animate", run, "--output", "votes.gif")
+    outcome = command("animate", run, "--output votes.gif")
     assert (outcome.status, outcome.out) == (0, "votes.gif\n")
     with Image.open(tmp_path / "votes.gif") as film:
         assert film.format == "GIF"
@@ -149,10 +149,10 @@ def test_an_animation_has_pictures_of_each_iteration(command, run, tmp_path):
 
 
 def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
-    outcome = command("reconstruct", run, "--per-class", 1)
+    outcome = command("reconstruct", run, "--per-class 1")
     assert (outcome.status, outcome.out) == (0, f"{run / 'plots' / 'reconstructions.png'}\n")
     outcome = command(
-        "reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output", "own.png"
+        "reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output own.png"
     )
     assert (outcome.status, outcome.out) == (0, "own.png\n")
     with Image.open(tmp_path / "own.png") as image:
@@ -160,7 +160,7 @@ def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
 
 
 def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
-    outcome = succeed(command("perturb", run, "--steps", 3, "--output", "grids"))
+    outcome = succeed(command("perturb", run, "--steps 3 --output grids"))
     names = ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
     assert sorted(os.listdir(tmp_path / "grids")) == names
     assert outcome.out.splitlines() == list(map("grids/{}".format, names))
@@ -170,8 +170,8 @@ def test_without_a_run_a_network_of_the_package_draws_into_this_folder(
     command, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(viz, "perturbations", lambda *_, **__: viz.canvas.new_figure(1, 1))
-    outcome = succeed(command("perturb", "--steps", 3))
+    outcome = succeed(command("perturb --steps 3"))
     assert outcome.out.splitlines() == list(map("plots/perturb_{}.png".format, range(10)))
-    outcome = command("reconstruct", "--per-class", 1)
+    outcome = command("reconstruct --per-class 1")
     assert (outcome.status, outcome.out) == (0, "plots/reconstructions.png\n")
     assert (tmp_path / "plots" / "reconstructions.png").exists()

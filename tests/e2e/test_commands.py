@@ -34,7 +34,7 @@ def test_help_and_a_wrong_command_line_do_not_wait_for_torch(tmp_path):
 
 
 def test_train_and_predict(bars, tmp_path, monkeypatch, capsys):
-    words = ("train", "capsnet", "--data", bars, "--epochs", 1, "--batch-size", 8)
+    words = ("train capsnet --epochs 1 --batch-size 8 --data", bars)
     trained = run_command(words, SMALL, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")

@@ -23,8 +23,8 @@ GROUPED = (sys.executable, "-c", "import os; os.setsid(); " + PLAIN[2])
 
 
 def train_words(folder, workers):
-    options = ("--storage", "disk", "--workers", workers, "--output", "run")
-    return ("train", "capsnet", SMALL, "--data", folder, FLAGS.split(), options)
+    options = f"--storage disk --workers {workers} --output run"
+    return ("train capsnet --data", folder, SMALL, FLAGS, options)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,7 @@ def test_killed_and_interrupted_with_workers_it_resumes_to_the_same_bytes(folder
     assert count_processes(process.pid) == 0
 
     # Ctrl-C, which the terminal sends to all processes of the group.
-    process = start_command(
-        "train", "capsnet", "--output", "run", "--resume", cwd=tmp_path, program=GROUPED
-    )
+    process = start_command("train capsnet --output run --resume", cwd=tmp_path, program=GROUPED)
     rows = count_rows(tmp_path / "run")
     assert wait_for(lambda: count_rows(tmp_path / "run") > rows, process)
     os.killpg(process.pid, signal.SIGINT)

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 import torchcaps
 from checks import column
-from e2e.commands import launch
+from e2e.commands import SMALL, flatten, launch
 from torchcaps import plugins
 from torchcaps.cli.main import run_command
 from torchcaps.data._registry import DATASETS
@@ -51,9 +51,7 @@ MODELS = {"capsnet": TINY, "normed": {}}
 PARTS = {"epochs": 2, "epoch_size": 42, "batch_size": 6}
 STOP = 20  # steps before a run is interrupted
 NUM_EPOCHS = 20  # of a run at the command line
-FLAGS = (
-    f"--epochs {NUM_EPOCHS} --batch-size 6 --holdout 6 --option channels=8 --option primary_types=2"
-).split()
+FLAGS = f"--epochs {NUM_EPOCHS} --batch-size 6 --holdout 6 {SMALL}"
 
 
 def make_config(data, model="capsnet", **changes):
@@ -86,7 +84,7 @@ def capture_command(*words):
     out = StringIO()
     err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = run_command(list(map(str, words)))
+        status = run_command(list(flatten(words)))
     return status, out.getvalue(), err.getvalue()
 
 
@@ -150,17 +148,17 @@ def train_on_unlike_data(folder):
 
 def train_on_small_batches(folder):
     data = ("--data", folder / "bars.npz", "--output", folder / "small")
-    return capture_command("train", "capsnet", *data, "--batch-size", "1")
+    return capture_command("train capsnet --batch-size 1", data)
 
 
 def evaluate_run(folder):
-    flags = ("--import", ONLOOKER, "--output", folder / "evaluated", "--json")
-    return capture_command("evaluate", folder / "of one", *flags)
+    flags = ("--json --import", ONLOOKER, "--output", folder / "evaluated")
+    return capture_command("evaluate", folder / "of one", flags)
 
 
 def predict_pictures(folder):
     pictures = sorted(folder.glob("*.png"))
-    return capture_command("predict", folder / "of one", *pictures, "--import", ONLOOKER, "--json")
+    return capture_command("predict", folder / "of one", pictures, "--import", ONLOOKER, "--json")
 
 
 WORK = [
@@ -398,7 +396,7 @@ def test_evaluation_is_that_of_one_process(launched):
 def test_predictions_are_those_of_one_process(launched):
     pictures = sorted(launched.folder.glob("*.png"))
     run = launched.folder / "of one"
-    status, out, _ = capture_command("predict", run, *pictures, "--json")
+    status, out, _ = capture_command("predict", run, pictures, "--json")
     assert status == 0
     for rank_status, rank_out, _ in launched.outcomes(predict_pictures):
         assert rank_status == 0
@@ -417,11 +415,11 @@ def test_a_batch_smaller_than_the_processes_is_one_sentence(launched):
 
 def launch_training(run, *words, world_size=2):
     """A run at the command line, whose processes are at work when this returns."""
-    train_words = ("train", "capsnet", "--data", run.parent / "bars.npz", "--output", run)
+    train_words = ("train capsnet --data", run.parent / "bars.npz", "--output", run)
     metrics = run / "metrics.jsonl"
     num_rows = len(read_rows(run)) if metrics.exists() else 0
     process = launch(
-        "-m", "torchcaps", *train_words, *words, *FLAGS, world_size=world_size, cwd=run.parent
+        "-m torchcaps", train_words, words, FLAGS, world_size=world_size, cwd=run.parent
     )
     while not metrics.exists() or len(read_rows(run)) <= num_rows:
         assert process.poll() is None, process.communicate()
@@ -457,7 +455,7 @@ def test_a_run_that_loses_a_process_goes_on(tmp_path, world_size, victims):
         assert "gloo" not in sentence
         assert "--resume continues" in sentence
 
-    status, out, err = capture_command("train", "capsnet", "--output", run, "--resume", "--json")
+    status, out, err = capture_command("train capsnet --resume --json --output", run)
     assert status == 0, err
     assert json.loads(out)["num_samples"] == 12
     assert column(read_rows(run), "epoch") == list(range(1, NUM_EPOCHS + 1))
@@ -493,7 +491,7 @@ WRONG_COMMANDS = {  # command line -> status, and the sentence or a part of it
 def test_an_error_is_printed_once(tmp_path, line):
     (tmp_path / "broken.npz").write_bytes(b"PK no")
     status, sentence = WRONG_COMMANDS[line]
-    process = launch("-m", "torchcaps", *line.split(), cwd=tmp_path)
+    process = launch("-m torchcaps", line, cwd=tmp_path)
     _, err = process.communicate(timeout=60)
     assert err.count(sentence) == 1, err
     assert len(torchcaps_lines(err)) == sentence.startswith("torchcaps"), err

@@ -80,7 +80,7 @@ THREE_STEPS = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "b
 def by_two(tmp_path_factory):
     """The folder of every system, trained by two processes, and their output."""
     folder = tmp_path_factory.mktemp("by-two")
-    return folder, "".join(launch(__file__, folder, cwd=folder).communicate())
+    return folder, "".join(launch(Path(__file__), folder, cwd=folder).communicate())
 
 
 def has_dropout(model):
