@@ -34,6 +34,7 @@ from torchcaps.nn.vb import VBRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.unsupervised import TEMPERATURE, contrastive_loss, logit_directions
+from torchcaps.testing import seeded
 from torchcaps.training.update import Updater
 from torchcaps.types import LayerSizes
 
@@ -246,7 +247,7 @@ def check_accumulation(ranks):
 
 
 def compare_accumulation(ranks, count):
-    pixels = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    pixels = torch.rand(count, 1, 4, 4, generator=seeded())
     images = Dataset(pixels, {"label": torch.arange(count) % 3}, ("a", "b", "c"), "some")
     gradients = []
     mean_losses = []
@@ -267,9 +268,7 @@ def compare_accumulation(ranks, count):
 def check_agreement(ranks):
     """Views are told from those of all processes; some process may have none that counts."""
     for count in (5, 1):
-        presence = torch.rand(
-            2, count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(count)
-        )
+        presence = torch.rand(2, count, 4, dtype=torch.float64, generator=seeded(count))
         views, shard = (presence.clone().requires_grad_() for _ in range(2))
         likeness = logit_directions(views[0]) @ logit_directions(views[1]).mT / TEMPERATURE
         targets = torch.arange(count)

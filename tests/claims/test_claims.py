@@ -26,6 +26,7 @@ from claims.runner import RATE_SEED, choose_rate, missing_trainings, run_claims
 from claims.table import arms_table, claims_table, further_seeds, judge_claims, verdict_text
 from claims.verdict import judge_claim
 from torchcaps.errors import RunError, UnknownNameError
+from torchcaps.testing import seeded
 from torchcaps.training import Interrupted
 from training import test_recipes
 from training.makers import Watch, stop_after
@@ -90,7 +91,7 @@ def claim(tmp_path):
 
 def result(claim, arm, seed, *, accuracy=0.9, kind="training", rate=None, figures=None):
     """A result whose answers are wrong for images at random."""
-    generator = torch.Generator().manual_seed(7919 * seed + ord(arm))
+    generator = seeded(7919 * seed + ord(arm))
     is_correct = torch.rand(2000, generator=generator) < accuracy
     return ClaimResult(
         claim=claim.name,

@@ -8,7 +8,7 @@ from PIL import Image
 from data.makers import write_folder
 from training.makers import contents
 
-from .conftest import succeed, the_sentence
+from .conftest import assert_fails, succeed, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -63,9 +63,8 @@ def test_a_path_that_is_no_data_set(refused, tmp_path):
 @pytest.mark.parametrize("place", ["file/run", "file"])
 def test_an_output_that_cannot_be_made(command, start, tmp_path, place):
     (tmp_path / "file").write_text("mine")
-    outcome = command(start, "--output", place)
-    assert outcome.status == 1
-    assert the_sentence(outcome).startswith(f"{place}: the folder cannot be made (")
+    sentence = f"{place}: the folder cannot be made ("
+    assert_fails(command(start, "--output", place), 1, sentence)
     assert (tmp_path / "file").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
 

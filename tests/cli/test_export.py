@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 from .conftest import the_sentence
 
 
@@ -37,4 +35,4 @@ def test_wrong_words_have_status_2_and_failures_status_1(command, run, tmp_path)
     assert command("export", run, "--format torch --opset 20").status == 2
     outcome = command("export", tmp_path / "absent", "--output model.pt2")
     assert outcome.status == 1
-    assert json.dumps(str(tmp_path / "absent"))[1:-1] in the_sentence(outcome)
+    assert str(tmp_path / "absent") in the_sentence(outcome)

@@ -14,6 +14,8 @@ from torchcaps.training.files import load_tensors, save_tensors
 
 from .conftest import assert_fails, the_sentence
 
+NAMES = ["1.png", "2.png", "10.png", "more/one.jpg"]
+
 
 @pytest.fixture
 def photos(bars, tmp_path):
@@ -21,15 +23,12 @@ def photos(bars, tmp_path):
     images = load_dataset(bars, "test").images
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    for index, name in enumerate(("1.png", "2.png", "10.png", "more/one.jpg")):
+    for index, name in enumerate(NAMES):
         picture = Image.fromarray(images[index, 0].numpy())
         if index % 2:
             picture = picture.convert("RGB").resize((60, 54))
         picture.save(folder / name)
     return folder
-
-
-NAMES = ["1.png", "2.png", "10.png", "more/one.jpg"]
 
 
 class TestInputs:
@@ -52,7 +51,7 @@ class TestInputs:
 
     def test_pictures_alone_go_to_a_network_of_the_package(self, command, tmp_path):
         digits = load_dataset("digits", "test")
-        files = ["drawn/0.png", "drawn/1.png", "drawn/2.png", "drawn/3.png"]
+        files = [f"drawn/{index}.png" for index in range(4)]
         (tmp_path / "drawn").mkdir()
         for file, pixels in zip(files, digits.images[:4, 0].numpy(), strict=True):
             Image.fromarray(pixels).save(tmp_path / file)
@@ -87,20 +86,15 @@ class TestResults:
     def test_what_was_done_and_why_there_is_no_answer_is_said(self, command, tmp_path):
         digit = load_dataset("digits", "test").images[0, 0].numpy()
         page = Image.new("L", (90, 90), 240)
+        page.save(tmp_path / "page.png")
         page.paste(Image.fromarray(255 - digit), (50, 10))
         page.save(tmp_path / "seven.png")
-        Image.new("L", (90, 90), 240).save(tmp_path / "page.png")
         words = "predict seven.png page.png"
         rows = command(words, "--json").document
         assert column(rows, "label") == ["7", "empty"]
         assert column(rows, "changes") == ["inverted, cropped and centered", ""]
         assert column(rows, "reason") == ["", "nothing stands out from its background"]
-        assert ["probability" in row for row in rows] == [True, False]
-        table = command(words).out.splitlines()
-        assert table[1].split()[0] == "seven.png" and "inverted" in table[1]
-        as_it_is = command(words, "--as-is --unknown-below 0 --json").document
-        assert column(as_it_is, "changes") == ["", ""]
-        assert as_it_is[0]["activations"] != rows[0]["activations"]
+        assert "inverted" in command(words).out.splitlines()[1]
 
     def test_json_has_all_classes_longest_first(self, command, run, photos):
         rows = command("predict", run, photos, "--json").document

@@ -43,8 +43,10 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
 def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, start):
     finished = command(start, "--output out --resume")
     assert "out: nothing to resume; starting" in finished.err
+    before = contents(Path("out"))
     resumed = command(start, "--output out --resume")
     assert resumed.status == 0
+    assert contents(Path("out")) == before
     assert resumed.out == finished.out
     assert "epoch 1/" not in resumed.err
     assert "all 2 epochs are done; resume it with more of them, such as --epochs 4" in resumed.err
@@ -91,26 +93,23 @@ def test_a_resumed_run_takes_as_many_threads_as_before_and_warns_of_another_numb
     assert counts[4:] == [1, *[count + 1] * 3, 1]
 
 
-def set_threads(run, threads):
+@pytest.mark.parametrize(
+    ("threads", "sentence"),
+    [
+        (0, "threads: expected "),
+        (True, "threads: expected "),
+        ("two", "threads: expected "),
+        (2, "threads was 1 when the run was stopped, and is 2 now"),
+    ],
+)
+def test_other_threads_in_the_environment_are_refused(command, run, threads, sentence):
     environment = Run(run).environment | {"threads": threads}
     (run / "environment.json").write_text(json.dumps(environment))
-
-
-@pytest.mark.parametrize("threads", [0, True, "two"])
-def test_a_number_of_threads_that_no_machine_has_is_refused(command, run, threads):
-    set_threads(run, threads)
     before = contents(run)
-    assert_fails(
-        command(RESUME, "--output", run), 1, f"{run / 'environment.json'}: threads: expected "
-    )
-    assert contents(run) == before
-
-
-def test_another_number_of_threads_in_the_environment_is_refused(command, run):
-    set_threads(run, 2)
     outcome = command(RESUME, "--output", run)
     assert outcome.status == 1
-    assert "threads was 1 when the run was stopped, and is 2 now" in the_sentence(outcome)
+    assert sentence in the_sentence(outcome)
+    assert contents(run) == before
 
 
 @pytest.fixture

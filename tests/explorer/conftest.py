@@ -17,6 +17,7 @@ from torchcaps.explorer.page import describe_run
 from torchcaps.explorer.server import bind
 from torchcaps.exporting.page import assemble
 from torchcaps.models import create_model
+from torchcaps.testing import seeded
 
 SECONDS = 30
 AXE = """
@@ -69,7 +70,7 @@ def serve(*models):
 
 def random_images(model, count=1):
     """Random images that a model takes."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return torch.rand((count, *model.image_shape), generator=generator)
 
 

@@ -119,11 +119,8 @@ class Denoise(tasks.Task):
             rows = torch.cat(
                 [noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()]
             )
-        figure = Figure(figsize=(6, 2))
-        for place, picture in enumerate(rows):
-            axes = figure.add_subplot(2, 6, place + 1)
-            axes.imshow(picture[0], cmap="gray")
-            axes.set_axis_off()
+        figure = Figure()
+        figure.subplots().imshow(rows.flatten(0, 2), cmap="gray")
         text = f"Likeness {evaluation.to_dict()['likeness']:.3f}."
         alt = "Noisy pictures above what is drawn of them."
         return [tasks.ReportItem("noise", "Noise goes", text, figure, alt)]

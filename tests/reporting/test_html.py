@@ -235,8 +235,7 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     assert surest == (str(label), str(next_label), "0.500", "0.900")
     assert second[2:] == ("0.500", "0.600")
     assert item.figure is not None
-    activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
-    assert "None: all of the 12" in html.mistakes(with_activations(finished, activations)).about
+    assert "None: all of the 12" in html.mistakes(with_truth(finished)).about
 
 
 def test_mistakes_name_their_files_where_the_images_have_some(finished, tmp_path):
@@ -584,9 +583,8 @@ def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
 
 
 def test_a_comparison_names_the_better_run(finished, no_drawing):
-    perfect = torch.nn.functional.one_hot(finished.images.labels, 3).float()
-    bad = with_activations(finished, perfect.roll(1, dims=1))
-    good = with_activations(finished, perfect)
+    good = with_truth(finished)
+    bad = with_activations(finished, good.evaluation.activations.roll(1, dims=1))
     improvement = parts_of_runs(bad, good)["difference"]
     assert "This run is better (+100.00 points" in improvement
     assert "The reference is better (-100.00 points" in parts_of_runs(good, bad)["difference"]

@@ -14,10 +14,6 @@ from training.makers import edit_config
 from .pages import Page
 
 
-def read_metrics(run):
-    return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
-
-
 def write_metrics(run, rows):
     lines = map(json.dumps, rows)
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -55,8 +51,7 @@ def test_a_finished_run_is_a_card_with_its_curve(evaluated):
 
 
 def test_a_run_that_is_not_finished_says_how_far_it_is(run):
-    rows = read_metrics(run)
-    write_metrics(run, filter(lambda row: row["step"] <= 3, rows))
+    write_metrics(run, [row for row in Run(run).rows if row["step"] <= 3])
     assert "epoch 1 of 3 in " in repr(Run(run))
     assert "finished" not in repr(Run(run))
     page = Page(Run(run)._repr_html_())

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from torchcaps.data import load_dataset
 from torchcaps.training import train
 
 from .makers import tiny, write_bars
@@ -15,6 +16,12 @@ from .makers import tiny, write_bars
 @pytest.fixture(scope="session")
 def bars(tmp_path_factory):
     return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
+
+
+@pytest.fixture(scope="session")
+def images(bars):
+    """The images to train with."""
+    return load_dataset(bars, "train")
 
 
 @pytest.fixture(scope="session")

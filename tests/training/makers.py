@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from torchcaps.models import create_model
+from torchcaps.testing import seeded
 from torchcaps.training import Callback, Interrupted, StopWhen, TrainConfig, train
 
 TINY = {"channels": 8, "primary_types": 2}
@@ -39,6 +41,12 @@ def tiny(data, **changes):
         "device": "cpu",
     }
     return TrainConfig.of(data=str(data), **(settings | changes))
+
+
+def tiny_capsnet(**options):
+    """The network of such a run, of a fixed seed."""
+    sizes = {"num_classes": 3, "img_size": (18, 20)}
+    return create_model("capsnet", generator=seeded(), **sizes, **TINY, **options)
 
 
 def stop_after(count):

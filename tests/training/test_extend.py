@@ -90,17 +90,6 @@ def test_killed_before_the_first_checkpoint_of_an_extension(complete, monkeypatc
     assert run.notes == [SENTENCE]
 
 
-def test_without_more_epochs_a_complete_run_says_what_to_do(complete):
-    watch = Watch()
-    before = contents(complete.path)
-    resume(complete.path, callbacks=[watch])
-    assert watch.messages[-1] == (
-        f"{complete.path}: all 2 epochs are done; resume it with more of them, such as --epochs 4, "
-        "to train it further"
-    )
-    assert contents(complete.path) == before
-
-
 def test_only_a_complete_run_takes_more_epochs_and_never_less(complete, bars, tmp_path):
     with pytest.raises(ArgumentError, match="epochs: expected at least 2, the epochs that are"):
         extend(complete, epochs=1)

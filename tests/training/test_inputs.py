@@ -23,6 +23,7 @@ from data.makers import write_folder
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.data.targets import class_names, known_indices
 from torchcaps.errors import ArgumentError, DataError
+from torchcaps.testing import seeded
 from torchcaps.training.inputs import as_set, image_tensor
 from torchcaps.types import model_metadata
 
@@ -36,7 +37,7 @@ def linear(channels=1, classes=3):
 
 
 def pixels(count=24, channels=1):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     return torch.randint(256, (count, channels, 4, 4), dtype=torch.uint8, generator=generator)
 
 

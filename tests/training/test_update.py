@@ -8,7 +8,6 @@ from torch import nn
 
 import torchcaps as tc
 from checks import assert_equal, column
-from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.training import TrainConfig, fit, train
 from torchcaps.training.callbacks import copy_state
@@ -35,11 +34,6 @@ class Network(nn.Module):
 
     def forward(self, images):
         return self.head(self.stem(images.double()))
-
-
-@pytest.fixture(scope="module")
-def images(bars):
-    return load_dataset(bars, "train")
 
 
 def optimizer_of(model, **settings):

@@ -14,17 +14,13 @@ from torch.optim.swa_utils import AveragedModel
 import torchcaps as tc
 from checks import assert_equal
 from torchcaps.errors import ArgumentError
+from torchcaps.testing import seeded
 from torchcaps.types import WrappedNetwork, declares, find_network, model_metadata, spec_of
 
-from .makers import TINY
+from .makers import TINY, tiny_capsnet
 
 SIZES = {"num_classes": 3, "img_size": (18, 20)}
 SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 8, "seed": 3}
-
-
-def network(**options):
-    generator = torch.Generator().manual_seed(0)
-    return tc.create_model("capsnet", generator=generator, **SIZES, **TINY, **options)
 
 
 class Holder(nn.Module):
@@ -89,7 +85,7 @@ class Scaled(Holder):
 class Ensemble(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net, self.net2 = network(), network()
+        self.net, self.net2 = tiny_capsnet(), tiny_capsnet()
 
     def forward(self, images):
         return (self.net(images) + self.net2(images)) / 2
@@ -135,7 +131,7 @@ CHANGED = {
 
 @pytest.fixture(scope="module")
 def images():
-    return torch.rand(48, 1, 18, 20, generator=torch.Generator().manual_seed(1))
+    return torch.rand(48, 1, 18, 20, generator=seeded(1))
 
 
 @pytest.fixture(scope="module")
@@ -166,12 +162,12 @@ def outcome(model, images, labels, path):
 @pytest.fixture(scope="module")
 def bare(images, labels, tmp_path_factory):
     """What a caller has of the bare network."""
-    return outcome(network(), images, labels, tmp_path_factory.mktemp("bare"))
+    return outcome(tiny_capsnet(), images, labels, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(name, bare, images, labels, tmp_path):
-    wrapped = outcome(WRAPPERS[name](network()), images, labels, tmp_path)
+    wrapped = outcome(WRAPPERS[name](tiny_capsnet()), images, labels, tmp_path)
     # Compiled code of some versions of torch rounds otherwise.
     atol = 1e-6 if "compiled" in name else 0
     torch.testing.assert_close(wrapped.pop("outputs"), bare["outputs"], rtol=0, atol=atol)
@@ -182,14 +178,14 @@ def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(name, bare, images, l
 
 
 def net_of_normalized():
-    return nn.Sequential(Normalize(), network(decoder=False))
+    return nn.Sequential(Normalize(), tiny_capsnet(decoder=False))
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_stage_that_changes_images_keeps_its_part(name, images, labels, tmp_path):
     wrap, place = CHANGED[name]
-    bare = network(decoder=False)
-    model = wrap(network(decoder=False))
+    bare = tiny_capsnet(decoder=False)
+    model = wrap(tiny_capsnet(decoder=False))
     _, history = tc.fit(model, images, labels, **SETTINGS)
     _, expected = tc.fit(bare, (images - 0.5) / 0.25, labels, **SETTINGS)
     assert [row["val_loss"] for row in history] == [row["val_loss"] for row in expected]
@@ -219,7 +215,7 @@ def test_the_whole_is_saved_with_its_builder(images, labels, tmp_path):
 
 def test_the_drawings_of_a_wrapped_network_are_compared_with_the_images(images, labels):
     """The network is given normalized images and draws those of [0, 1]."""
-    model = nn.Sequential(Normalize(), network())
+    model = nn.Sequential(Normalize(), tiny_capsnet())
     [row] = tc.fit(model, images, labels, **SETTINGS | {"epochs": 1}).history
     drawn = find_network(model).reconstruct(find_network(model).capsules(images), labels)
     assert drawn.shape == images.shape
@@ -227,7 +223,7 @@ def test_the_drawings_of_a_wrapped_network_are_compared_with_the_images(images, 
 
 
 def test_a_network_keeps_no_trace_of_a_training_with_other_images(images, labels):
-    model = nn.Sequential(Normalize(), network(decoder=False))
+    model = nn.Sequential(Normalize(), tiny_capsnet(decoder=False))
     tc.fit(model, images, labels, **SETTINGS)
     assert model_metadata(model).classes == ("0", "1", "2")
     with pytest.raises(ArgumentError, match="expected .preprocess"):
@@ -238,8 +234,8 @@ def test_a_stage_may_change_the_size_and_the_channels(images, labels, tmp_path):
     large = F.interpolate(images, scale_factor=2)
     colors = images.expand(-1, 3, -1, -1)
     models = (
-        (nn.Sequential(nn.AvgPool2d(2), network(decoder=False)), large),
-        (Gray(network(decoder=False)), colors),
+        (nn.Sequential(nn.AvgPool2d(2), tiny_capsnet(decoder=False)), large),
+        (Gray(tiny_capsnet(decoder=False)), colors),
     )
     for model, inputs in models:
         tc.fit(model, inputs, labels, **SETTINGS)
@@ -252,8 +248,8 @@ def test_a_stage_may_change_the_size_and_the_channels(images, labels, tmp_path):
 
 
 def test_dropout_before_the_network_acts_in_training(images, labels, tmp_path):
-    bare = network()
-    model = nn.Sequential(nn.Dropout(0.5), network())
+    bare = tiny_capsnet()
+    model = nn.Sequential(nn.Dropout(0.5), tiny_capsnet())
     tc.fit(model, images, labels, **SETTINGS)
     tc.fit(bare, images, labels, **SETTINGS)
     assert not torch.equal(model(images), bare(images))
@@ -278,14 +274,14 @@ class Pairs(Holder):
 
 @pytest.mark.parametrize("kind", [Softmax, SoftmaxInUse, Scaled, Pairs, lambda _: Ensemble()])
 def test_a_module_that_returns_other_outputs_is_no_wrapper(kind):
-    model = kind(network())
+    model = kind(tiny_capsnet())
     assert find_network(model) is model
     assert not declares(model)
 
 
 @pytest.mark.parametrize("name", WRAPPERS | CHANGED)
 def test_a_wrapped_network_begins_with_weights_of_the_bare_one(name, images, labels, tmp_path):
-    source = network(decoder=False)
+    source = tiny_capsnet(decoder=False)
     path = tc.save(source, tmp_path / "bare")
     wrap = CHANGED[name][0] if name in CHANGED else WRAPPERS[name]
     net = tc.create_model("capsnet", decoder=False, **SIZES, **TINY)
@@ -305,7 +301,7 @@ def test_the_whole_begins_with_weights_of_the_whole(images, labels, tmp_path):
 
 
 def test_parameters_within_a_wrapper_have_their_names_in_it(images, labels):
-    model = nn.Sequential(nn.Conv2d(1, 1, 1), network())
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), tiny_capsnet())
     before = copy.deepcopy(model)
     tc.fit(model, images, labels, freeze=["1.conv.*"], lr_scale={"0.*": 0.1}, **SETTINGS)
     assert torch.equal(model[1].conv.weight, before[1].conv.weight)
@@ -328,7 +324,7 @@ def test_parameters_within_a_wrapper_have_their_names_in_it(images, labels):
     ],
 )
 def test_a_decoder_behind_a_stage_that_resizes_is_refused(wrap, change, shapes, images, labels):
-    model = wrap(network())
+    model = wrap(tiny_capsnet())
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ArgumentError, match=f"{re.escape(shapes)}; bring .*reconstruction=0"):
         tc.fit(model, change(images), labels, **SETTINGS)
@@ -339,7 +335,7 @@ def test_a_decoder_behind_a_stage_that_resizes_is_refused(wrap, change, shapes, 
 
 def test_a_network_is_found_without_a_trace():
     """Training flags, hooks and torch's generator are as before."""
-    model = Centered(network()).train()
+    model = Centered(tiny_capsnet()).train()
     state = torch.get_rng_state()
     flags = [module.training for module in model.modules()]
     assert isinstance(find_network(model), WrappedNetwork)
@@ -361,7 +357,7 @@ def test_a_network_of_unknown_size_is_found_where_nothing_needs_to_be_tried(imag
 
 
 def test_fit_says_that_the_wrapper_has_no_part(images, labels, capsys):
-    tc.fit(nn.DataParallel(network()), images, labels, **SETTINGS)
+    tc.fit(nn.DataParallel(tiny_capsnet()), images, labels, **SETTINGS)
     assert "the network within DataParallel is trained without it\n" in capsys.readouterr().err
 
 

@@ -11,6 +11,7 @@ from torchcaps.data import label_tree
 from torchcaps.errors import TrainingError
 from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.tree import path_figures
+from torchcaps.testing import seeded
 from training.makers import Watch, assert_resumes
 
 TINY = {"img_size": 12, "channels": (4, 6), "kernels": (5, 3), "hidden": (8,)}
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture
 def images():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     labels = torch.arange(40) % 3
     pixels = 0.3 * torch.rand(40, 1, 12, 12, generator=generator)
     pixels[torch.arange(40), 0, 3 * labels] += 0.6
@@ -27,7 +28,7 @@ def images():
 
 
 def make_model():
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return tc.create_model("cnn_baseline", num_classes=3, generator=generator, **TINY)
 
 
