@@ -168,16 +168,11 @@ def test_the_page_draws_what_the_set_draws(page):
 
 
 def test_a_part_is_dragged_and_both_answers_change(page):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     before = answers_of(page)
     mouth = handles(page)[3]
     row, column, _ = place_of(mouth)
     pixel = page.find("paper").size["width"] / SIDE
-    chain = ActionChains(page.browser).drag_and_drop_by_offset(
-        mouth, round(10 * pixel), round(-16 * pixel)
-    )
-    chain.perform()
+    page.drag(mouth, round(10 * pixel), round(-16 * pixel))
     settle(page)
     moved = place_of(mouth)
     assert moved[0] == pytest.approx(row - 16, abs=1)
@@ -222,16 +217,11 @@ def test_keys_move_and_turn_a_part(page):
 
 @pytest.mark.slow
 def test_the_round_handle_turns_a_part(page):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     nose = handles(page)[2]
     nose.click()
     assert place_of(nose)[2] == 0
     reach = nose.size["width"]
-    chain = ActionChains(page.browser).drag_and_drop_by_offset(
-        page.find("knob"), -reach, reach
-    )  # from above to the left: a quarter counterclockwise
-    chain.perform()
+    page.drag(page.find("knob"), -reach, reach)  # from above to the left: a quarter
     assert place_of(nose)[2] == 90
     settle(page)
 

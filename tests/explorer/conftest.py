@@ -178,13 +178,21 @@ class Page:
         lengths, drawings = answer
         return torch.tensor(lengths), torch.tensor(drawings)
 
-    def draw(self, points):
-        """Draw with the mouse; points are shares of the paper."""
+    def actions(self, milliseconds=250):
+        """A chain of what a mouse and keys do, each in so much time."""
         from selenium.webdriver.common.action_chains import ActionChains
 
+        return ActionChains(self.browser, duration=milliseconds)
+
+    def drag(self, element, x, y):
+        """Drag an element so many pixels to the right and down."""
+        self.actions().drag_and_drop_by_offset(element, x, y).perform()
+
+    def draw(self, points):
+        """Draw with the mouse; points are shares of the paper."""
         paper = self.find("paper")
         size = (paper.size["width"], paper.size["height"])
-        chain = ActionChains(self.browser, duration=10)
+        chain = self.actions(10)
         points = np.array(points)
         starts = points[:-1, None]
         steps = np.diff(points, axis=0)[:, None] * np.arange(1, 7)[:, None] / 6

@@ -161,7 +161,6 @@ def test_a_finger_draws_and_does_not_scroll(opened, address):
 
 @pytest.mark.slow
 def test_the_keyboard_draws_and_reaches_everything(opened, address):
-    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     page = opened(address)
@@ -178,7 +177,7 @@ def test_the_keyboard_draws_and_reaches_everything(opened, address):
     focused = set()
     page.run("document.activeElement.blur()")
     for _ in range(controls + 5):
-        ActionChains(page.browser).send_keys(Keys.TAB).perform()
+        page.actions().send_keys(Keys.TAB).perform()
         focused.add(page.run("return document.activeElement.outerHTML.slice(0, 120)"))
     assert len(focused) >= controls
     page.find("tab-votes").send_keys(Keys.ARROW_RIGHT)
@@ -251,10 +250,7 @@ def test_a_slider_and_a_drag_change_the_drawing(opened, address):
     [reset] = page.select("#panel-pose .row button")
     reset.click()
     page.wait(lambda: np.abs(np.array(page.run(pixels)) - start).max() == 0)
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    drawing = page.find("pose-drawing")
-    ActionChains(page.browser).drag_and_drop_by_offset(drawing, 60, 0).perform()
+    page.drag(page.find("pose-drawing"), 60, 0)
     page.wait(lambda: np.abs(np.array(page.run(pixels)) - start).max() > 20)
 
 

@@ -19,7 +19,6 @@ from torchcaps.types import WrappedNetwork, declares, find_network, model_metada
 
 from .makers import TINY, tiny_capsnet
 
-SIZES = {"num_classes": 3, "img_size": (18, 20)}
 SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 8, "seed": 3}
 
 
@@ -230,21 +229,28 @@ def test_a_network_keeps_no_trace_of_a_training_with_other_images(images, labels
         tc.predict(model[1], images[:1])
 
 
-def test_a_stage_may_change_the_size_and_the_channels(images, labels, tmp_path):
-    large = F.interpolate(images, scale_factor=2)
-    colors = images.expand(-1, 3, -1, -1)
-    models = (
-        (nn.Sequential(nn.AvgPool2d(2), tiny_capsnet(decoder=False)), large),
-        (Gray(tiny_capsnet(decoder=False)), colors),
-    )
-    for model, inputs in models:
-        tc.fit(model, inputs, labels, **SETTINGS)
-        evaluation = tc.evaluate(model, (inputs, labels))
-        assert torch.equal(evaluation.activations, model(inputs).detach())
-        [row] = tc.predict(model, inputs[0])
-        assert row["activation"] == model(inputs[:1]).max().item()
-        with pytest.raises(ArgumentError, match="which changes them before"):
-            tc.save(model, tmp_path / "model")
+# By the sizes of the images.
+RESIZED = {
+    "[8, 1, 36, 40]": (
+        lambda net: nn.Sequential(nn.AvgPool2d(2), net),
+        lambda images: F.interpolate(images, scale_factor=2),
+    ),
+    "[8, 3, 18, 20]": (Gray, lambda images: images.expand(-1, 3, -1, -1)),
+}
+
+
+@pytest.mark.parametrize("sizes", RESIZED)
+def test_a_stage_may_change_the_size_and_the_channels(sizes, images, labels, tmp_path):
+    wrap, change = RESIZED[sizes]
+    model = wrap(tiny_capsnet(decoder=False))
+    inputs = change(images)
+    tc.fit(model, inputs, labels, **SETTINGS)
+    evaluation = tc.evaluate(model, (inputs, labels))
+    assert torch.equal(evaluation.activations, model(inputs).detach())
+    [row] = tc.predict(model, inputs[0])
+    assert row["activation"] == model(inputs[:1]).max().item()
+    with pytest.raises(ArgumentError, match="which changes them before"):
+        tc.save(model, tmp_path / "model")
 
 
 def test_dropout_before_the_network_acts_in_training(images, labels, tmp_path):
@@ -284,7 +290,8 @@ def test_a_wrapped_network_begins_with_weights_of_the_bare_one(name, images, lab
     source = tiny_capsnet(decoder=False)
     path = tc.save(source, tmp_path / "bare")
     wrap = CHANGED[name][0] if name in CHANGED else WRAPPERS[name]
-    net = tc.create_model("capsnet", decoder=False, **SIZES, **TINY)
+    sizes = {"num_classes": 3, "img_size": (18, 20)}
+    net = tc.create_model("capsnet", decoder=False, **sizes, **TINY)
     model = wrap(net)
     tc.fit(model, images, labels, init=str(path), lr=1e-12, **SETTINGS, verbose=False)
     for key, weight in net.state_dict().items():
@@ -308,28 +315,15 @@ def test_parameters_within_a_wrapper_have_their_names_in_it(images, labels):
     assert not torch.equal(model[0].weight, before[0].weight)
 
 
-@pytest.mark.parametrize(
-    ("wrap", "change", "shapes"),
-    [
-        (
-            lambda net: nn.Sequential(nn.AvgPool2d(2), net),
-            lambda images: F.interpolate(images, scale_factor=2),
-            "draws [8, 1, 18, 20], and the images are [8, 1, 36, 40]",
-        ),
-        (
-            Gray,
-            lambda images: images.expand(-1, 3, -1, -1),
-            "draws [8, 1, 18, 20], and the images are [8, 3, 18, 20]",
-        ),
-    ],
-)
-def test_a_decoder_behind_a_stage_that_resizes_is_refused(wrap, change, shapes, images, labels):
+@pytest.mark.parametrize("sizes", RESIZED)
+def test_a_decoder_behind_a_stage_that_resizes_is_refused(sizes, images, labels):
+    wrap, change = RESIZED[sizes]
     model = wrap(tiny_capsnet())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ArgumentError, match=f"{re.escape(shapes)}; bring .*reconstruction=0"):
+    sentence = re.escape(f"draws [8, 1, 18, 20], and the images are {sizes}; bring ")
+    with pytest.raises(ArgumentError, match=f"{sentence}.*reconstruction=0"):
         tc.fit(model, change(images), labels, **SETTINGS)
-    for key, weight in model.state_dict().items():
-        assert torch.equal(weight, before[key])
+    assert_equal(dict(model.state_dict()), dict(before))
     tc.fit(model, change(images), labels, reconstruction=0.0, **SETTINGS)
 
 
