@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import Dataset, Preprocess
+from torchcaps.data import Preprocess
 from torchcaps.explorer.page import describe_run
 from torchcaps.explorer.server import bind
 from torchcaps.exporting.page import assemble
@@ -41,15 +41,6 @@ def make_model(name="capsnet", channels=1, size=SIZE, **options):
         options = {"channels": 4, "primary_types": 2} | options
     model = create_model(name, num_classes=3, in_chans=channels, img_size=size, **options)
     return as_loaded(model, size, channels)
-
-
-def make_bars(count=9):
-    """Images with a bright bar whose place is the class."""
-    images = torch.randint(0, 40, (count, 1, *SIZE), dtype=torch.uint8)
-    labels = torch.arange(count) % 3
-    for image, label in zip(images, labels, strict=True):
-        image[:, :, 6 * label : 6 * label + 6] += 200
-    return Dataset(images, {"label": labels}, CLASSES, "bars")
 
 
 @contextmanager

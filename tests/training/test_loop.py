@@ -325,24 +325,18 @@ def test_a_state_that_no_training_has_is_refused(stopped, changes, sentence):
         resume(stopped)
 
 
-DAMAGES = {
-    "zeroed": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
-    "absent": None,
-    "model": None,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["zeroed", "absent", "model"])
 def test_from_a_damaged_checkpoint_a_run_continues_with_the_one_before_it(
     finished, stopped, damage
 ):
     last = stopped / LAST
+    half = last.stat().st_size // 2
     if damage == "absent":
         last.unlink()
     elif damage == "model":
         shutil.copy(finished / "model.safetensors", last)
     else:
-        last.write_bytes(DAMAGES[damage](last.read_bytes()))
+        last.write_bytes(last.read_bytes()[:half] + bytes(half))
     watch = Watch()
     resume(stopped, callbacks=[watch])
     assert watch.steps == [5, 6]

@@ -294,8 +294,7 @@ def test_a_wrapped_network_begins_with_weights_of_the_bare_one(name, images, lab
     net = tc.create_model("capsnet", decoder=False, **sizes, **TINY)
     model = wrap(net)
     tc.fit(model, images, labels, init=str(path), lr=1e-12, **SETTINGS, verbose=False)
-    for key, weight in net.state_dict().items():
-        torch.testing.assert_close(weight, source.state_dict()[key], rtol=0, atol=1e-9)
+    torch.testing.assert_close(net.state_dict(), source.state_dict(), rtol=0, atol=1e-9)
 
 
 def test_the_whole_begins_with_weights_of_the_whole(images, labels, tmp_path):
