@@ -228,7 +228,7 @@ def test_the_round_handle_turns_a_part(page):
 
 @pytest.mark.slow
 def test_a_finger_drags_and_does_not_scroll(page):
-    with page.emulated(390, 844, touches=True):
+    with page.emulate_window(390, 844, touches=True):
         page.open()
         eye = handles(page)[0]
         box = page.run("return arguments[0].getBoundingClientRect().toJSON()", eye)
@@ -263,7 +263,7 @@ def test_every_arrangement_of_every_object_is_shown(page):
 @pytest.mark.parametrize(("width", "height"), WINDOWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_without_violations(page, width, height, scheme):
-    with page.emulated(width, height, scheme):
+    with page.emulate_window(width, height, scheme):
         page.open()
         settle(page)
         assert page.run("return document.documentElement.scrollWidth") <= width

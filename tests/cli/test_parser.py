@@ -60,7 +60,7 @@ def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
 
 
 # Command lines, and how their sentences begin.
-WRONG = (
+WRONG_LINES = (
     ("trian", "unknown command 'trian'; did you mean 'train'?"),
     ("train", "the following arguments are required: NAME"),
     ("train capsnt", "unknown recipe or model 'capsnt'; did you mean 'capsnet'"),
@@ -110,7 +110,7 @@ WRONG = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "sentence"), WRONG)
+@pytest.mark.parametrize(("line", "sentence"), WRONG_LINES)
 def test_a_wrong_command_line_is_one_sentence_and_leaves_nothing(command, tmp_path, line, sentence):
     assert_fails(command(line), 2, sentence)
     assert list(tmp_path.iterdir()) == []

@@ -112,7 +112,7 @@ class Page:
         return self.browser.find_elements("css selector", selector)
 
     @contextmanager
-    def emulated(self, width, height, scheme="", touches=False):
+    def emulate_window(self, width, height, scheme="", touches=False):
         """In a window of this size, of light or dark colors, with a finger in place of a mouse."""
 
         def set_device(scheme, touches):

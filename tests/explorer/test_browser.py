@@ -147,7 +147,7 @@ def test_what_is_no_digit_is_unknown(opened, address):
 @pytest.mark.slow
 def test_a_finger_draws_and_does_not_scroll(opened, address):
     page = opened(address)
-    with page.emulated(390, 844, touches=True):
+    with page.emulate_window(390, 844, touches=True):
         page.open()
         box = page.run("return document.getElementById('paper').getBoundingClientRect().toJSON()")
         kind = "touchStart"
@@ -272,7 +272,7 @@ def test_the_story_has_seven_short_steps(opened, address):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_one_screen_without_violations(opened, address, width, height, scheme):
     page = opened(address)
-    with page.emulated(width, height, scheme):
+    with page.emulate_window(width, height, scheme):
         page.open()
         needed = ["paper", "lengths", "tabs"]
         if width > 600:

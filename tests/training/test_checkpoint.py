@@ -55,14 +55,14 @@ def test_equal_content_gives_equal_bytes(tmp_path):
 
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-WHOLE = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+WHOLE_NUMBERS = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def test_tensors_of_every_kind_and_shape_come_back(tmp_path):
     weight = torch.arange(48.0).view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
     # The last two share memory.
     tensors = {"none": torch.zeros(0, 4), "number": torch.tensor(1), "w": weight, "x": weight[1:]}
-    for dtype in FLOATS + WHOLE:
+    for dtype in FLOATS + WHOLE_NUMBERS:
         tensors[str(dtype)] = torch.arange(6).view(2, 3).to(dtype)
     save_tensors(tmp_path / "x", tensors, {"é": ["ü", 1.5, None]})
     loaded, description = load_tensors(tmp_path / "x")

@@ -59,7 +59,7 @@ WEIGHTS = {
     "weight_decay": 0.1,
     "zoom": 0.3,
 }
-BESIDE = {
+REQUIREMENTS = {
     "decay": {"schedule": "exponential"},
     "epochs": {"schedule": "constant"},
     "milestones": {"schedule": "steps"},
@@ -134,8 +134,8 @@ def test_every_setting_is_tested():
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_setting_of_the_training_changes_the_weights(images, expected, name):
-    settings = BASE | BESIDE.get(name, {})
-    unchanged = weights_of(images, settings) if name in BESIDE else expected
+    settings = BASE | REQUIREMENTS.get(name, {})
+    unchanged = weights_of(images, settings) if name in REQUIREMENTS else expected
     assert not torch.equal(weights_of(images, settings | {name: WEIGHTS[name]}), unchanged)
 
 

@@ -159,21 +159,23 @@ def outcome(model, images, labels, path):
 
 
 @pytest.fixture(scope="module")
-def bare(images, labels, tmp_path_factory):
+def bare_outcome(images, labels, tmp_path_factory):
     """What a caller has of the bare network."""
     return outcome(tiny_capsnet(), images, labels, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(name, bare, images, labels, tmp_path):
+def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(
+    name, bare_outcome, images, labels, tmp_path
+):
     wrapped = outcome(WRAPPERS[name](tiny_capsnet()), images, labels, tmp_path)
     # Compiled code of some versions of torch rounds otherwise.
     atol = 1e-6 if "compiled" in name else 0
-    torch.testing.assert_close(wrapped.pop("outputs"), bare["outputs"], rtol=0, atol=atol)
+    torch.testing.assert_close(wrapped.pop("outputs"), bare_outcome["outputs"], rtol=0, atol=atol)
     for key in ("weights", "saved", "activations"):
-        assert_equal(wrapped.pop(key), bare[key])
+        assert_equal(wrapped.pop(key), bare_outcome[key])
     for key, expected in wrapped.items():
-        assert expected == bare[key], key
+        assert expected == bare_outcome[key], key
 
 
 def net_of_normalized():
@@ -230,7 +232,7 @@ def test_a_network_keeps_no_trace_of_a_training_with_other_images(images, labels
 
 
 # By the sizes of the images.
-RESIZED = {
+RESIZING_STAGES = {
     "[8, 1, 36, 40]": (
         lambda net: nn.Sequential(nn.AvgPool2d(2), net),
         lambda images: F.interpolate(images, scale_factor=2),
@@ -239,9 +241,9 @@ RESIZED = {
 }
 
 
-@pytest.mark.parametrize("sizes", RESIZED)
+@pytest.mark.parametrize("sizes", RESIZING_STAGES)
 def test_a_stage_may_change_the_size_and_the_channels(sizes, images, labels, tmp_path):
-    wrap, change = RESIZED[sizes]
+    wrap, change = RESIZING_STAGES[sizes]
     model = wrap(tiny_capsnet(decoder=False))
     inputs = change(images)
     tc.fit(model, inputs, labels, **SETTINGS)
@@ -314,9 +316,9 @@ def test_parameters_within_a_wrapper_have_their_names_in_it(images, labels):
     assert not torch.equal(model[0].weight, before[0].weight)
 
 
-@pytest.mark.parametrize("sizes", RESIZED)
+@pytest.mark.parametrize("sizes", RESIZING_STAGES)
 def test_a_decoder_behind_a_stage_that_resizes_is_refused(sizes, images, labels):
-    wrap, change = RESIZED[sizes]
+    wrap, change = RESIZING_STAGES[sizes]
     model = wrap(tiny_capsnet())
     before = copy.deepcopy(model.state_dict())
     sentence = re.escape(f"draws [8, 1, 18, 20], and the images are {sizes}; bring ")
