@@ -156,7 +156,9 @@ def test_signals_stop_a_run_and_resume_ends_as_if_there_was_none(
 
 def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(command, start, tmp_path):
     outcome = command(start, "--option itertions=2")
-    assert_fails(outcome, 2, "--option: capsnet takes no channels=8, primary_types=2, itertions=2 (")
+    assert_fails(
+        outcome, 2, "--option: capsnet takes no channels=8, primary_types=2, itertions=2 ("
+    )
     assert list(tmp_path.iterdir()) == []
 
 
