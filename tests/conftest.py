@@ -52,6 +52,12 @@ def _seed():
 
 
 @pytest.fixture
+def no_plots(monkeypatch):
+    """Skip drawing, which takes most of the time of a tiny run."""
+    monkeypatch.setattr("torchcaps.reporting.api.can_plot", lambda: False)
+
+
+@pytest.fixture
 def restore():
     """Restore registries at the end of a test: `restore(ROUTERS)`."""
     with ExitStack() as stack:

@@ -22,6 +22,7 @@ from claims.sets.constellations import (
 )
 from torchcaps.data import load_dataset
 from torchcaps.functional.fields import DenseField
+from torchcaps.testing import seeded
 from torchcaps.types import Capsules
 
 CAPSULES = "constellation_capsules"
@@ -49,7 +50,7 @@ def test_lengths_of_votes_stay_in_a_turn_and_nothing_minds_the_order(name, optio
     model = network(name, options)
     inputs = sets()
     logits = model.logits(inputs)
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(12, generator=seeded(1))
     torch.testing.assert_close(model.logits(inputs[:, :, order]), logits)
     turned = model.logits(turn_poses(inputs, torch.full((20,), 2.1).double()))
     change = float((turned - logits).abs().max().detach())
@@ -116,7 +117,7 @@ def test_training_sets_are_turned_anew_and_test_sets_are_not():
     assert turned.maker is not None
     assert load_dataset("constellations-turned", "test").maker is None
     indices = torch.arange(50)
-    batch = turned.maker.draw(turned, indices, torch.Generator().manual_seed(0))
+    batch = turned.maker.draw(turned, indices, seeded())
     plain = turned.inputs[:50]
     torch.testing.assert_close(batch.inputs[:, POSE], plain[:, POSE])
     # Distances from the middle stay, angles become any.

@@ -18,7 +18,7 @@ from claims.measures import misplaced
 from claims.sets import faces
 from claims.sets.faces import BACKGROUND, BITMAPS, CLASSES, OBJECTS, SIDE, Part, render_faces
 from explorer.conftest import browser, opened  # noqa: F401 (fixtures)
-from explorer.test_browser import AXE, WINDOWS, axe_script, touch
+from explorer.test_browser import WINDOWS
 
 STEP = 1 / 255  # of a pixel, by which the drawing of the page may differ from Python's
 LOOK = """
@@ -168,16 +168,11 @@ def test_the_page_draws_what_the_set_draws(page):
 
 
 def test_a_part_is_dragged_and_both_answers_change(page):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     before = answers_of(page)
     mouth = handles(page)[3]
     row, column, _ = place_of(mouth)
     pixel = page.find("paper").size["width"] / SIDE
-    chain = ActionChains(page.browser).drag_and_drop_by_offset(
-        mouth, round(10 * pixel), round(-16 * pixel)
-    )
-    chain.perform()
+    page.drag(mouth, round(10 * pixel), round(-16 * pixel))
     settle(page)
     moved = place_of(mouth)
     assert moved[0] == pytest.approx(row - 16, abs=1)
@@ -222,44 +217,31 @@ def test_keys_move_and_turn_a_part(page):
 
 @pytest.mark.slow
 def test_the_round_handle_turns_a_part(page):
-    from selenium.webdriver.common.action_chains import ActionChains
-
     nose = handles(page)[2]
     nose.click()
     assert place_of(nose)[2] == 0
     reach = nose.size["width"]
-    chain = ActionChains(page.browser).drag_and_drop_by_offset(
-        page.find("knob"), -reach, reach
-    )  # from above to the left: a quarter counterclockwise
-    chain.perform()
+    page.drag(page.find("knob"), -reach, reach)  # from above to the left: a quarter
     assert place_of(nose)[2] == 90
     settle(page)
 
 
 @pytest.mark.slow
 def test_a_finger_drags_and_does_not_scroll(page):
-    browser = page.browser  # noqa: F811
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-    try:
+    with page.emulate_window(390, 844, touches=True):
         page.open()
         eye = handles(page)[0]
-        script = "return arguments[0].getBoundingClientRect().toJSON()"
-        box = page.run(script, eye)
+        box = page.run("return arguments[0].getBoundingClientRect().toJSON()", eye)
         assert box["width"] >= 44
         x = box["x"] + box["width"] / 2
         y = box["y"] + box["height"] / 2
-        touch(page, "touchStart", {"x": x, "y": y})
+        page.touch("touchStart", {"x": x, "y": y})
         for k in range(1, 5):
-            touch(page, "touchMove", {"x": x + 20 * k, "y": y + 30 * k})
-        touch(page, "touchEnd")
+            page.touch("touchMove", {"x": x + 20 * k, "y": y + 30 * k})
+        page.touch("touchEnd")
         assert place_of(eye)[0] > 15
         assert page.run("return scrollY") == 0
         settle(page)
-    finally:
-        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.slow
@@ -281,19 +263,10 @@ def test_every_arrangement_of_every_object_is_shown(page):
 @pytest.mark.parametrize(("width", "height"), WINDOWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_without_violations(page, width, height, scheme):
-    browser = page.browser  # noqa: F811
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    try:
+    with page.emulate_window(width, height, scheme):
         page.open()
         settle(page)
         assert page.run("return document.documentElement.scrollWidth") <= width
         bottom = "return document.getElementById('answers').getBoundingClientRect().bottom"
         assert page.run(bottom) <= height
-        page.run(axe_script())
-        assert browser.execute_async_script(AXE) == []
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        assert page.violations() == []

@@ -10,6 +10,7 @@ from claims.measures.separation import INK, adjusted_rand, separation, slots_use
 from claims.protocol import load_claim
 from claims.slots import Parts, Slots
 from torchcaps.data import Batch, load_dataset
+from torchcaps.testing import seeded
 
 NAME = "slot_autoencoder"
 
@@ -44,7 +45,7 @@ def test_pixels_outside_the_mask_do_not_count():
 
 
 def test_a_random_assignment_has_an_index_of_zero_on_average():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     truth, answer = torch.randint(3, (2, 500, 200), generator=generator)
     indices = adjusted_rand(truth, answer, torch.ones_like(truth, dtype=torch.bool))
     assert indices.mean().abs() < 0.002
@@ -93,7 +94,7 @@ def create(**options):
 @pytest.mark.parametrize("merge", ["add", "mixture"])
 def test_drawings_are_merged(merge):
     model = create(merge=merge)
-    images = torch.rand(2, 1, 18, 18, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 1, 18, 18, generator=seeded())
     parts = model.parts(images)
     assert parts.drawings.shape == (2, 3, 1, 18, 18)
     if merge == "add":
@@ -112,7 +113,7 @@ def test_drawings_are_merged(merge):
 
 
 def test_equal_couplings_give_each_slot_the_same_children():
-    images = torch.rand(1, 1, 18, 18, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(1, 1, 18, 18, generator=seeded())
     for routing in ("slot_attention", "dynamic"):
         for uniform in (True, False):
             model = create(uniform=uniform, routing=routing)
@@ -125,7 +126,7 @@ def test_equal_couplings_give_each_slot_the_same_children():
 
 def test_slots_learn_to_draw():
     """Better than the mean picture; drawings that turned black would be worse."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     model = create(dim=16, width=4)
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)

@@ -16,6 +16,7 @@ from claims.sets.unseen_pairs import (
 )
 from claims.summed_drawings import SummedDrawings
 from torchcaps.data import Batch, load_dataset
+from torchcaps.testing import seeded
 from torchcaps.types import Capsules
 
 NAME = "unseen-pairs-digits"
@@ -42,7 +43,7 @@ def test_neighbors_are_never_drawn_in_training():
     parts = [training, *training.train_val_split(500, seed=3), training.to("cpu")]
     for part in parts:
         assert count_neighbors(part.targets["single_label"]) == 0
-        generator = torch.Generator().manual_seed(0)
+        generator = seeded()
         batch = part.maker.draw(part, torch.arange(len(part)), generator)
         labels = batch.targets["single_label"]
         assert count_neighbors(labels) == 0

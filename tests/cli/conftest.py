@@ -11,11 +11,11 @@ import torch
 
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
-from torchcaps.reporting import api, html as html  # before `no_plots` changes what it imports
+from torchcaps.reporting import html as html  # before `no_plots` changes what it imports
 from torchcaps.training import device
 from training.fixtures import bars as bars, run as run, trained as trained
 
-RESUME = ("train", "capsnet", "--resume", "--no-keep-memory")
+RESUME = "train capsnet --resume --no-keep-memory"
 
 
 class Outcome(NamedTuple):
@@ -63,16 +63,10 @@ def command(capsys, monkeypatch, tmp_path, handlers):
 
 
 @pytest.fixture
-def no_plots(monkeypatch):
-    """Skip drawing, which takes most of the time of a tiny run."""
-    monkeypatch.setattr(api, "can_plot", lambda: False)
-
-
-@pytest.fixture
 def start(bars):
     """The words of a command that trains for a second."""
     flags = "--epochs 2 --batch-size 16 --holdout 6 --no-keep-memory --threads 1"
-    return ("train", "capsnet", "--data", bars, *flags.split(), *SMALL)
+    return ("train capsnet --data", bars, flags, SMALL)
 
 
 @pytest.fixture

@@ -57,14 +57,14 @@ def checked(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (["checked_layers.py:Layer"], 0, "holds  A sample's outcome depends on neither"),
+        ("checked_layers.py:Layer", 0, "holds  A sample's outcome depends on neither"),
         (
-            ["checked_layers.py:Layer", "--option", "keeps=true"],
+            "checked_layers.py:Layer --option keeps=true",
             1,
             "FAILS  A sample's outcome depends on",
         ),
-        (["checked_layers.py:over_children"], 1, "sum of couplings over parents"),
-        (["checked_layers.py:Layer", "--shape", "5x8"], 1, "size"),
+        ("checked_layers.py:over_children", 1, "sum of couplings over parents"),
+        ("checked_layers.py:Layer --shape 5x8", 1, "size"),
     ],
 )
 def test_a_layer_from_anywhere_is_checked(checked, words, status, sentence):
@@ -79,7 +79,7 @@ def test_a_layer_from_anywhere_is_checked(checked, words, status, sentence):
     [
         ("checked_layers.py", "layer: expected FILE.py:NAME, got checked_layers.py"),
         ("checked_layers.py:Absent", "Absent: expected a name in checked_layers.py"),
-        (["checked_layers.py:Layer", "--option", "width=1"], "options: Layer takes others ("),
+        ("checked_layers.py:Layer --option width=1", "options: Layer takes others ("),
     ],
 )
 def test_what_is_no_layer_is_refused(checked, words, sentence):

@@ -26,7 +26,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
     command, start, tmp_path, small_disk
 ):
     start = (start, "--checkpoint-every", 2)
-    assert command(start, "--output", "complete").status == 0
+    assert command(start, "--output complete").status == 0
     state_size = (tmp_path / "complete" / "checkpoints" / "last.safetensors").stat().st_size
     disk = small_disk(int(1.6 * state_size))  # one state fits, the next beside it does not
     last = disk / "run" / "checkpoints" / "last.safetensors"
@@ -66,4 +66,4 @@ def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewher
     assert outcome.out == ""
     resumed = sentence(command(RESUME, "--output", disk / "run"))
     assert "cannot be written (Read-only file system)" in resumed
-    assert command("evaluate", disk / "run", "--output", "here").status == 0
+    assert command("evaluate", disk / "run", "--output here").status == 0

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
-
 from .conftest import the_sentence
 
 
 def test_export_writes_into_the_run_folder(command, run):
-    outcome = command("export", run, "--format", "torch", "--json")
+    outcome = command("export", run, "--format torch --json")
     assert outcome.status == 0
     assert outcome.document["path"] == str(run / "model.pt2")
     assert outcome.document["difference"] <= 1e-5
@@ -14,7 +12,7 @@ def test_export_writes_into_the_run_folder(command, run):
 
 
 def test_the_ending_of_the_output_is_the_format(command, run, tmp_path):
-    outcome = command("export", run, "--output", tmp_path / "small.onnx", "--int8", "--half")
+    outcome = command("export", run, "--output", tmp_path / "small.onnx", "--int8 --half")
     assert outcome.status == 0
     assert (tmp_path / "small.onnx").exists()
     assert "int8 and float16" in outcome.out
@@ -23,24 +21,18 @@ def test_the_ending_of_the_output_is_the_format(command, run, tmp_path):
 def test_a_folder_goes_to_the_hub(command, run, monkeypatch):
     calls = []
     monkeypatch.setattr("torchcaps.exporting.push", lambda *call, **options: calls.append(call))
-    assert command("export", run, "--push", "me/bars").status == 2
-    outcome = command("export", run, "--format", "hub", "--push", "me/bars")
+    assert command("export", run, "--push me/bars").status == 2
+    outcome = command("export", run, "--format hub --push me/bars")
     assert outcome.status == 0
     assert calls == [(run / "hub", "me/bars")]
     assert (run / "hub" / "README.md").exists()
 
 
 def test_wrong_words_have_status_2_and_failures_status_1(command, run, tmp_path):
-    outcome = command("export", run, "--format", "onyx")
+    outcome = command("export", run, "--format onyx")
     assert outcome.status == 2
     assert "onyx" in the_sentence(outcome)
-    assert command("export", run, "--format", "torch", "--opset", "20").status == 2
-    outcome = command("export", tmp_path / "absent", "--output", "model.pt2")
+    assert command("export", run, "--format torch --opset 20").status == 2
+    outcome = command("export", tmp_path / "absent", "--output model.pt2")
     assert outcome.status == 1
-    assert json.dumps(str(tmp_path / "absent"))[1:-1] in the_sentence(outcome)
-
-
-def test_the_help_has_an_example(command):
-    outcome = command("export", "--help")
-    assert outcome.status == 0
-    assert "torchcaps export runs/capsnet-digits --format onnx" in outcome.out
+    assert str(tmp_path / "absent") in the_sentence(outcome)

@@ -144,8 +144,19 @@ CALLS = {
 }
 # Flags that decide what is printed, or that a test of their own reads.
 ELSEWHERE = {
-    *("json", "jsonl", "csv", "parquet", "output_file"),
-    *("resume", "control", "print_config", "list", "table", "verbose", "engine", "address"),
+    "json",
+    "jsonl",
+    "csv",
+    "parquet",
+    "output_file",
+    "resume",
+    "control",
+    "print_config",
+    "list",
+    "table",
+    "verbose",
+    "engine",
+    "address",
 }
 
 

@@ -30,7 +30,7 @@ def raising(monkeypatch, command):
 
 @pytest.mark.parametrize("name", ["train", "evaluate"])
 def test_an_unknown_option_names_the_help_of_its_command_and_imports(command, name):
-    outcome = command(name, "capsnet", "--no-such-option", "3")
+    outcome = command(name, "capsnet --no-such-option 3")
     assert outcome.status == 2
     assert f"torchcaps {name} --help" in outcome.err
     assert "--import" in outcome.err

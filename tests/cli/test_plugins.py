@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 import torchcaps as tc
+from e2e.commands import SMALL
 from torchcaps import plugins
 from torchcaps.data import _registry as data_registry
 from torchcaps.data.augment import AUGMENTATIONS
 from torchcaps.errors import RunError
 from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
-from torchcaps.reporting import html
 from torchcaps.reproduction import MEASURES
 from torchcaps.tasks.metrics import METRICS
-from torchcaps.templates import Picture
 from torchcaps.training import Run, recipes
 from torchcaps.training.callbacks import CALLBACKS
 
@@ -39,8 +38,7 @@ REGISTRIES = (
     CALLBACKS,
 )
 FILES = {"dimming", "noise", "stripes", "broken", "inner"}
-SMALL = ("--option", "channels=8", "--option", "primary_types=2")
-IMPORT = ("--import", "stripes.py")
+IMPORT = "--import stripes.py"
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
@@ -90,15 +88,15 @@ def entry_points(monkeypatch):
 
 def train(fresh_command, *words):
     flags = "--epochs 1 --no-keep-memory --threads 1 --output run"
-    return fresh_command("train", "stripes", flags.split(), words)
+    return fresh_command("train stripes", flags, words)
 
 
 @pytest.mark.parametrize(
     ("words", "name", "module"),
     [
-        (("models",), "stripesnet", "stripes.py"),
-        (("data", "list"), "stripes", "stripes"),
-        (("recipes",), "stripes", "stripes.py"),
+        ("models", "stripesnet", "stripes.py"),
+        ("data list", "stripes", "stripes"),
+        ("recipes", "stripes", "stripes.py"),
     ],
 )
 def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, module):
@@ -107,44 +105,34 @@ def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, modu
     assert not re.search(rf"^{name}\b", fresh_command(words).out, re.MULTILINE)
 
 
-def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):
-    outcome = succeed(train(fresh_command, IMPORT))
-    assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
-    outcome = succeed(fresh_command("evaluate", "run", "--json", IMPORT))
-    assert outcome.document["num_samples"] == 30
-    monkeypatch.setattr(html, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
-    outcome = succeed(fresh_command("report", "run", IMPORT))
-    assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-
-
 def test_a_small_addition_is_a_file_that_is_imported_as_it_stands(fresh_command, bars, tmp_path):
     (tmp_path / "dimming.py").write_text(python_block(PAGE, "dimming.py"), encoding="utf-8")
     (tmp_path / "noise.py").write_text(python_block(PAGE.with_name("data.md"), "noise.py"))
-    start = ("train", "capsnet", "--data", bars, "--epochs", 1, "--holdout", 6, SMALL)
+    start = ("train capsnet --data", bars, "--epochs 1 --holdout 6", SMALL)
     flags = "--dim 0.3 --noise 0.1 --metrics mean_length --callbacks lengths --output run"
-    imports = ("--import", "dimming.py", "--import", "noise.py")
-    outcome = succeed(fresh_command(start, flags.split(), imports))
+    imports = "--import dimming.py --import noise.py"
+    outcome = succeed(fresh_command(start, flags, imports))
     assert "augmentation: shift 2, dim 0.3, noise 0.1" in outcome.err
     run = Run(tmp_path / "run")
     [row] = run.epochs
     assert run.notes[-1] == f"mean length {row['val_mean_length']:.3f}"
-    outcome = succeed(fresh_command("evaluate", "run", "--json", imports))
+    outcome = succeed(fresh_command("evaluate run --json", imports))
     assert 0 < outcome.document["mean_length"] < 1
-    outcome = fresh_command(start, "--dim", "2", imports)
+    outcome = fresh_command(start, "--dim 2", imports)
     assert_fails(outcome, 2, "dim: expected between 0 and 1, got 2.0")
-    assert_fails(fresh_command(start, "--dim", "0.3"), 2, "unknown flag '--dim'")
+    assert_fails(fresh_command(start, "--dim 0.3"), 2, "unknown flag '--dim'")
 
 
 def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch):
-    start = ("train", "stripesnet", "--epochs", 1, "--holdout", 6, "--no-keep-memory")
+    start = "train stripesnet --epochs 1 --holdout 6 --no-keep-memory"
     with monkeypatch.context() as patch:
         patch.setattr(
             "torchcaps.cli.console.graceful_stop", lambda patient: nullcontext([15])
         )  # stop after the first step
-        outcome = fresh_command(start, SMALL, "--data", "stripes", IMPORT)
+        outcome = fresh_command(start, SMALL, "--data stripes", IMPORT)
     assert outcome.status == 143
-    words = ("train", "stripesnet", "--output", "runs/stripesnet", "--resume")
-    assert f"{' '.join(words)} --import stripes.py" in outcome.err
+    words = "train stripesnet --output runs/stripesnet --resume"
+    assert f"{words} --import stripes.py" in outcome.err
     outcome = fresh_command(words)
     assert outcome.status == 2
     assert "runs/stripesnet was started with --import stripes.py" in the_sentence(outcome)
@@ -153,9 +141,9 @@ def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch):
 
 
 def test_a_default_folder_is_asked_too(fresh_command, stripes, bars):
-    start = ("train", "capsnet", "--data", bars, "--epochs", 1, "--holdout", 6, SMALL)
-    assert fresh_command(start, "--option", "routing=one-pass", IMPORT).status == 0
-    outcome = fresh_command("train", "capsnet", "--data", bars, "--resume")
+    start = ("train capsnet --data", bars, "--epochs 1 --holdout 6", SMALL)
+    assert fresh_command(start, "--option routing=one-pass", IMPORT).status == 0
+    outcome = fresh_command("train capsnet --data", bars, "--resume")
     assert outcome.status == 2
     sentence = the_sentence(outcome)
     assert sentence.startswith("unknown routing 'one-pass'")
@@ -163,28 +151,26 @@ def test_a_default_folder_is_asked_too(fresh_command, stripes, bars):
 
 
 def test_an_experiment_takes_the_recipe_and_its_measure(fresh_command, stripes, tmp_path):
-    outcome = succeed(
-        fresh_command("reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", IMPORT)
-    )
+    outcome = succeed(fresh_command("reproduce stripes --row one --threads 1 --json", IMPORT))
     [result] = outcome.document
     assert 0 <= result["figures"]["mirrored_accuracy"] <= 1
     assert (
         result["command"]
         == "torchcaps reproduce stripes --budget small --seeds 1 --import stripes.py"
     )
-    assert "unknown recipe 'stripes'" in the_sentence(fresh_command("reproduce", "stripes"))
+    assert "unknown recipe 'stripes'" in the_sentence(fresh_command("reproduce stripes"))
 
 
 def test_a_run_imports_nothing_and_says_what_is_missing(fresh_command, stripes, tmp_path):
     assert train(fresh_command, IMPORT).status == 0
     (tmp_path / "x.png").touch()
     for words in (
-        ("evaluate", "run"),
-        ("evaluate", "run/model.safetensors", "--data", "digits"),
-        ("predict", "run", "x.png"),
-        ("report", "run"),
-        ("reconstruct", "run"),
-        ("explore", "run", "--no-open"),
+        "evaluate run",
+        "evaluate run/model.safetensors --data digits",
+        "predict run x.png",
+        "report run",
+        "reconstruct run",
+        "explore run --no-open",
     ):
         outcome = fresh_command(words)
         assert outcome.status == 2
@@ -205,7 +191,7 @@ def test_a_run_imports_nothing_and_says_what_is_missing(fresh_command, stripes, 
 
 def test_imports_of_a_run_are_printed_without_control_characters(fresh_command, run):
     (run / "environment.json").write_text(json.dumps({"imports": ["a\nb\x1b[2J"]}))
-    sentence = the_sentence(fresh_command("evaluate", "run", "--data", "nothing"))
+    sentence = the_sentence(fresh_command("evaluate run --data nothing"))
     assert "run was started with --import 'a b\\x1b[2J': give" in sentence
 
 
@@ -213,8 +199,8 @@ def test_imports_of_a_run_are_printed_without_control_characters(fresh_command, 
 def test_imports_of_a_run_that_are_no_list_of_names_are_ignored(fresh_command, run, imports):
     facts = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps(facts | {"imports": imports}))
-    assert fresh_command("evaluate", "run", "--data", "nothing").status == 2
-    assert fresh_command("evaluate", "run").status == 0
+    assert fresh_command("evaluate run --data nothing").status == 2
+    assert fresh_command("evaluate run").status == 0
 
 
 @pytest.mark.parametrize(
@@ -237,14 +223,14 @@ def test_a_module_that_is_absent_or_fails_is_one_sentence(
 ):
     if content is not None:
         (tmp_path / name).with_suffix(".py").write_text(content)
-    assert_fails(fresh_command("models", "--import", name), status, sentence.format(here=tmp_path))
+    assert_fails(fresh_command("models --import", name), status, sentence.format(here=tmp_path))
 
 
 def test_a_file_may_import_what_is_beside_it(fresh_command, tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "inner.py").write_text("found = True")
     (tmp_path / "far" / "broken.py").write_text("import inner\nassert inner.found")
-    assert fresh_command("models", "--import", "far/broken.py", "--import", "inner").status == 0
+    assert fresh_command("models --import far/broken.py --import inner").status == 0
 
 
 def test_entry_points_are_found_and_one_that_fails_is_a_line_on_stderr(
@@ -259,6 +245,6 @@ def test_entry_points_are_found_and_one_that_fails_is_a_line_on_stderr(
         "(ModuleNotFoundError: No module named 'no_such_module')"
     )
     assert outcome.err == f"torchcaps: warning: {reason}\n"
-    outcome = fresh_command("train", "nonesuch")
+    outcome = fresh_command("train nonesuch")
     assert outcome.status == 2
     assert outcome.err.endswith(f"({reason})\n")

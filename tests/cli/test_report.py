@@ -22,50 +22,18 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
     monkeypatch.setattr(html, "render_runs", lambda runs: "")
     outcome = command("report", run)
     assert (outcome.status, outcome.out) == (0, f"{run / 'report.html'}\n")
-    outcome = command("report", run, "--output", "deep/page.html")
+    outcome = command("report", run, "--output deep/page.html")
     assert (outcome.status, outcome.out) == (0, "deep/page.html\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ((), "runs: expected one run folder or more, got none"),
-        (("run", "--images", 0), "--images: expected at least 1, got 0"),
-        (("run", "--diagnose", 1), "--diagnose: expected 0 or at least 2, got 1"),
-    ],
-)
-def test_a_wrong_command_line_is_2(command, run, words, sentence):
-    assert_fails(command("report", words), 2, sentence)
-
-
-FIGURES = {
-    "accuracy",
-    "error",
-    "per_class",
-    "num_samples",
-    "confusion_matrix",
-    "loss",
-    "calibration_error",
-}
-
-
-@pytest.mark.usefixtures("no_plots")
-class TestEvaluate:
-    def test_the_table_goes_to_stdout(self, command, run):
-        outcome = succeed(command("evaluate", run))
-        lines = outcome.out.splitlines()
-        assert first_words(lines[1:6]) == ["0", "1", "2", "mean", "all"]
-        assert lines[-1].startswith("margin loss ")
-        assert lines[-1].endswith(", 12 images")
-
-    def test_json_is_one_document_equal_to_the_file(self, command, run):
-        outcome = command("evaluate", run, "--json")
-        document = outcome.document
-        assert document.keys() >= FIGURES
-        assert document["accuracy"] + document["error"] == pytest.approx(1)
-        assert 0 <= document["accuracy"] <= 1
-        assert document["num_samples"] == sum(column(document["per_class"], "count")) == 12
-        assert document == json.loads((run / "evaluation.json").read_text())
+def test_an_evaluation_is_a_table_or_one_document_equal_to_the_file(command, run, no_plots):
+    lines = succeed(command("evaluate", run)).out.splitlines()
+    assert first_words(lines[1:6]) == ["0", "1", "2", "mean", "all"]
+    assert lines[-1].startswith("margin loss ")
+    assert lines[-1].endswith(", 12 images")
+    document = command("evaluate", run, "--json").document
+    assert document["num_samples"] == sum(column(document["per_class"], "count")) == 12
+    assert document == json.loads((run / "evaluation.json").read_text())
 
 
 class TestDamagedRuns:
@@ -94,25 +62,12 @@ class TestDamagedRuns:
         refused(run, "is no readable checkpoint")
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("evaluate", "{"), ("evaluate", '{"data": 3}'), ("reconstruct", "[]")],
-)
-def test_a_damaged_configuration_is_named(command, run, name, content):
-    (run / "config.json").write_text(content)
-    outcome = command(name, run)
-    assert outcome.status == 1
-    assert the_sentence(outcome).startswith(
-        f"{run / 'config.json'}: is no readable configuration ("
-    )
-
-
 @pytest.mark.usefixtures("no_plots")
 def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_path):
     words = "--data digits --per-class 4 --holdout 10 --epochs 1 --output run"
-    option = ("--option", "match=matrix_caps_small")
-    assert command("train", "cnn_matched", words.split(), option).status == 0
-    outcome = succeed(command("evaluate", "run", "--data", "multi-digits", "--json"))
+    option = "--option match=matrix_caps_small"
+    assert command("train cnn_matched", words, option).status == 0
+    outcome = succeed(command("evaluate run --data multi-digits --json"))
     assert outcome.document.keys() >= {"error", "per_digit"}
     assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()
 
@@ -130,7 +85,7 @@ def runs(run, tmp_path):
 @pytest.mark.usefixtures("runs")
 class TestCompare:
     def test_two_methods_over_seeds_and_images(self, command):
-        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "0.2")
+        outcome = command("compare a-0 a-1 --with b-1 b-0 --margin 0.2")
         assert outcome.status == 0, outcome.err
         heading, first, second, _, verdict = outcome.out.splitlines()
         assert heading.split() == ["method", "accuracy", "runs"]
@@ -142,7 +97,7 @@ class TestCompare:
         assert "within 20 points" in verdict
 
     def test_one_run_each_is_a_comparison_of_two_models(self, command):
-        outcome = command("compare", "a-0", "--with", "b-0", "--json")
+        outcome = command("compare a-0 --with b-0 --json")
         assert outcome.status == 0, outcome.err
         document = outcome.document
         assert document["only_first"] == document["only_second"] == 0
@@ -154,58 +109,26 @@ class TestCompare:
 
     def test_runs_of_other_seeds_are_no_pairs(self, command, runs):
         edit_config(runs / "b-1", seed=7)
-        outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--paired")
-        assert outcome.status == 1
+        outcome = command("compare a-0 a-1 --with b-0 b-1 --paired")
         sentence = "paired: expected runs of the same seeds of both methods, got [0, 1] and [0, 7]"
-        assert the_sentence(outcome) == sentence
+        assert_fails(outcome, 1, sentence)
 
     def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
         bars = write_bars(tmp_path / "other.npz", seed=5)
         edit_config(runs / "b-0", data=str(bars))
         assert_fails(
-            command("compare", "a-0", "--with", "b-0"),
+            command("compare a-0 --with b-0"),
             1,
             "b-0: was not tested on the same images as a-0",
         )
 
-    @pytest.mark.parametrize(
-        ("words", "sentence"),
-        [
-            (("--with", "a-0"), "runs: expected one run folder or more, got none"),
-            (("a-0",), "runs: expected two run folders, or --with, got 1"),
-            (
-                ("a-0", "a-1", "--with", "b-0"),
-                "--with: expected one run of each method or several of each, got 1 and 2",
-            ),
-            (
-                ("a-0", "--with", "./a-0"),
-                "runs: expected different run folders, got one of them twice",
-            ),
-            (
-                ("a-0", "--with", "b-0", "--margin", "0"),
-                "margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
-                "got 0",
-            ),
-            (
-                ("a-0", "b-0", "--adjust", "0.1", "1.5"),
-                "--adjust: expected between 0 and 1, got 1.5",
-            ),
-            (
-                ("a-0", "--with", "b-0", "--paired"),
-                "--paired: expected several runs of each method, got one",
-            ),
-        ],
-    )
-    def test_a_wrong_command_line_is_2(self, command, words, sentence):
-        assert_fails(command("compare", words), 2, sentence)
-
 
 def test_a_diagnosis_begins_with_its_verdict(command, trained):
-    words = ("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
-    outcome = command(*words)
+    words = ("diagnose", trained, "--images 8 --threads 1 --baseline", trained)
+    outcome = command(words)
     assert outcome.status == 0, outcome.err
     lines = outcome.out.splitlines()
-    document = command("diagnose", trained, "--images", 8, "--json").document
+    document = command("diagnose", trained, "--images 8 --json").document
     assert lines[0] == document["verdict"]
     assert lines[0].startswith("8 images do not show whether routing helps: ")
     assert max(map(len, lines)) <= 80
@@ -213,13 +136,11 @@ def test_a_diagnosis_begins_with_its_verdict(command, trained):
     assert marks <= set("✓✗?")
     assert len(document["checks"]) == 10
     assert "ablation: " not in outcome.out
-    assert "ablation: These images" in command(*words, "--verbose").out
-    outcome = command("diagnose", trained, "--images", 1)
-    assert (outcome.status, the_sentence(outcome)) == (2, "--images: expected at least 2, got 1")
+    assert "ablation: These images" in command(words, "--verbose").out
 
 
 def test_an_animation_has_pictures_of_each_iteration(command, run, tmp_path):
-    outcome = command("animate", run, "--output", "votes.gif")
+    outcome = command("animate", run, "--output votes.gif")
     assert (outcome.status, outcome.out) == (0, "votes.gif\n")
     with Image.open(tmp_path / "votes.gif") as film:
         assert film.format == "GIF"
@@ -227,10 +148,10 @@ def test_an_animation_has_pictures_of_each_iteration(command, run, tmp_path):
 
 
 def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
-    outcome = command("reconstruct", run, "--per-class", 1)
+    outcome = command("reconstruct", run, "--per-class 1")
     assert (outcome.status, outcome.out) == (0, f"{run / 'plots' / 'reconstructions.png'}\n")
     outcome = command(
-        "reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output", "own.png"
+        "reconstruct", run, "--images", run / "plots" / "reconstructions.png", "--output own.png"
     )
     assert (outcome.status, outcome.out) == (0, "own.png\n")
     with Image.open(tmp_path / "own.png") as image:
@@ -238,40 +159,18 @@ def test_reconstruct_prints_the_picture_it_wrote(command, run, tmp_path):
 
 
 def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
-    outcome = succeed(command("perturb", run, "--steps", 3, "--output", "grids"))
+    outcome = succeed(command("perturb", run, "--steps 3 --output grids"))
     names = ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
     assert sorted(os.listdir(tmp_path / "grids")) == names
     assert outcome.out.splitlines() == list(map("grids/{}".format, names))
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("reconstruct", "--per-class", 0), "--per-class: expected at least 1, got 0"),
-        (("perturb", "--steps", 1), "--steps: expected at least 2, got 1"),
-        (("perturb", "--span", "nan"), "--span: expected at least 0, got nan"),
-    ],
-)
-def test_a_wrong_flag_is_2(command, run, words, sentence):
-    assert_fails(command(words[0], run, words[1:]), 2, sentence)
-
-
-def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
-    succeed(command(start, "--option", "decoder=false", "--output", "blind"))
-    refused = command(
-        start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "refused"
-    )
-    sentence = "reconstruction: expected 0 for a model without a decoder, got 0.1"
-    assert the_sentence(refused) == sentence
-    assert command("evaluate", "blind", "--json").status == 0
 
 
 def test_without_a_run_a_network_of_the_package_draws_into_this_folder(
     command, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(viz, "perturbations", lambda *_, **__: viz.canvas.new_figure(1, 1))
-    outcome = succeed(command("perturb", "--steps", 3))
+    outcome = succeed(command("perturb --steps 3"))
     assert outcome.out.splitlines() == list(map("plots/perturb_{}.png".format, range(10)))
-    outcome = command("reconstruct", "--per-class", 1)
+    outcome = command("reconstruct --per-class 1")
     assert (outcome.status, outcome.out) == (0, "plots/reconstructions.png\n")
     assert (tmp_path / "plots" / "reconstructions.png").exists()

@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import torchcaps
 
 # What a person types; one thread, because tiny steps on several threads cost more than they save.
 TORCHCAPS = (sys.executable, "-m", "torchcaps")
@@ -16,23 +19,23 @@ PLAIN = (
     "import sys; sys.modules['matplotlib'] = None; "
     "from torchcaps.cli.main import main; sys.exit(main())",
 )
-SMALL = ("--option", "channels=8", "--option", "primary_types=2")
+SMALL = "--option channels=8 --option primary_types=2"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def flatten(words):
-    """The words of a command line as text; lists and tuples among them are parts of it."""
+    """The words of a command line, of which a text may have several; lists and tuples are parts of it."""
     for word in words:
         if isinstance(word, list | tuple):
             yield from flatten(word)
         else:
-            yield str(word)
+            yield from [str(word)] if isinstance(word, Path) else str(word).split(" ")
 
 
 def run_command(*words, cwd, program=TORCHCAPS):
     """Run to the end; returns the finished process, with its output as text."""
     return subprocess.run(
-        list(flatten([program, words])),
+        list(program) + list(flatten(words)),
         cwd=cwd,
         env=ENVIRONMENT,
         capture_output=True,
@@ -44,12 +47,29 @@ def run_command(*words, cwd, program=TORCHCAPS):
 def start_command(*words, cwd, program=PLAIN):
     """Start, and return the process."""
     return subprocess.Popen(
-        list(flatten([program, words])),
+        list(program) + list(flatten(words)),
         cwd=cwd,
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+    )
+
+
+def launch(*words, world_size=2, cwd, **variables):
+    """Start processes by torchrun, in a group of their own, as a terminal does."""
+    tests = Path(__file__).parents[1]
+    folders = [Path(torchcaps.__file__).parents[1], tests, tests / "e2e"]
+    path = os.pathsep.join(map(str, folders))
+    torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={world_size}"
+    return subprocess.Popen(
+        list(flatten([Path(sys.executable), torchrun, words])),
+        cwd=cwd,
+        env=ENVIRONMENT | {"PYTHONPATH": path} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

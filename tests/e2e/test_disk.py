@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.makers import picture
+from data.makers import write_folder
 from training.makers import contents, count_rows, leftovers
 
 from .commands import PLAIN, SMALL, run_command, start_command, wait_for
@@ -23,19 +23,13 @@ GROUPED = (sys.executable, "-c", "import os; os.setsid(); " + PLAIN[2])
 
 
 def train_words(folder, workers):
-    options = ("--storage", "disk", "--workers", workers, "--output", "run")
-    return ("train", "capsnet", SMALL, "--data", folder, FLAGS.split(), options)
+    options = f"--storage disk --workers {workers} --output run"
+    return ("train capsnet --data", folder, SMALL, FLAGS, options)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("disk") / "own"
-    for label in ("cat", "dog"):
-        (root / label).mkdir(parents=True)
-        for index in range(60):
-            image = picture((40, 40), seed=index if label == "cat" else 100 + index)
-            image.save(root / label / f"{index}.jpg")
-    return root
+    return write_folder(tmp_path_factory.mktemp("disk") / "own", count=60, size=(40, 40))
 
 
 def count_processes(group):
@@ -64,9 +58,7 @@ def test_killed_and_interrupted_with_workers_it_resumes_to_the_same_bytes(folder
     assert count_processes(process.pid) == 0
 
     # Ctrl-C, which the terminal sends to all processes of the group.
-    process = start_command(
-        "train", "capsnet", "--output", "run", "--resume", cwd=tmp_path, program=GROUPED
-    )
+    process = start_command("train capsnet --output run --resume", cwd=tmp_path, program=GROUPED)
     rows = count_rows(tmp_path / "run")
     assert wait_for(lambda: count_rows(tmp_path / "run") > rows, process)
     os.killpg(process.pid, signal.SIGINT)

@@ -18,12 +18,12 @@ from .commands import SMALL, flatten, start_command, wait_for
 
 EPOCHS = 8
 STEPS = 56  # of all epochs
-TRAIN = f"train capsnet --output run --epochs {EPOCHS} --batch-size 6 --holdout 6".split()
+TRAIN = f"train capsnet --output run --epochs {EPOCHS} --batch-size 6 --holdout 6"
 SEED = 20_171_026
 
 
 def train_words(bars):
-    return (TRAIN, SMALL, "--data", bars, "--checkpoint-every", 5)
+    return (TRAIN, SMALL, "--checkpoint-every 5 --data", bars)
 
 
 def run_here(words):
@@ -31,7 +31,7 @@ def run_here(words):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(api, "can_plot", lambda: False)
         monkeypatch.setattr(device, "_default", 1)  # as in a new process
-        assert main([*flatten(words), "--no-keep-memory", "--threads", "1"]) == 0
+        assert main(list(flatten([words, "--no-keep-memory --threads 1"]))) == 0
 
 
 @pytest.fixture(scope="module")

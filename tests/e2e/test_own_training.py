@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchcaps as tc
 from torchcaps.functional import margin_loss
+from torchcaps.testing import seeded
 from torchcaps.training import defaults
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-training.md"
@@ -114,7 +115,7 @@ def digits():
 
 
 def build(**options):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     return tc.create_model("capsnet", generator=generator, channels=8, primary_types=2, **options)
 
 

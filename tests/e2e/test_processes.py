@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -26,6 +25,7 @@ from safetensors.torch import load_file
 
 import torchcaps
 from checks import column
+from e2e.commands import SMALL, flatten, launch
 from torchcaps import plugins
 from torchcaps.cli.main import run_command
 from torchcaps.data._registry import DATASETS
@@ -33,7 +33,7 @@ from torchcaps.distributed import current, hard_exit, init
 from torchcaps.models._registry import MODELS as REGISTERED_MODELS
 from torchcaps.tasks._base import TASKS
 from torchcaps.training import Interrupted, TrainConfig, train
-from training.makers import TINY, leftovers, stop_after, write_bars
+from training.makers import TINY, contents, leftovers, stop_after, write_bars
 
 THIS_FILE = Path(__file__).resolve()
 ONLOOKER = THIS_FILE.with_name("onlooker.py")
@@ -51,9 +51,7 @@ MODELS = {"capsnet": TINY, "normed": {}}
 PARTS = {"epochs": 2, "epoch_size": 42, "batch_size": 6}
 STOP = 20  # steps before a run is interrupted
 NUM_EPOCHS = 20  # of a run at the command line
-FLAGS = (
-    f"--epochs {NUM_EPOCHS} --batch-size 6 --holdout 6 --option channels=8 --option primary_types=2"
-).split()
+FLAGS = f"--epochs {NUM_EPOCHS} --batch-size 6 --holdout 6 {SMALL}"
 
 
 def make_config(data, model="capsnet", **changes):
@@ -86,7 +84,7 @@ def capture_command(*words):
     out = StringIO()
     err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = run_command(list(map(str, words)))
+        status = run_command(list(flatten(words)))
     return status, out.getvalue(), err.getvalue()
 
 
@@ -150,17 +148,17 @@ def train_on_unlike_data(folder):
 
 def train_on_small_batches(folder):
     data = ("--data", folder / "bars.npz", "--output", folder / "small")
-    return capture_command("train", "capsnet", *data, "--batch-size", "1")
+    return capture_command("train capsnet --batch-size 1", data)
 
 
 def evaluate_run(folder):
-    flags = ("--import", ONLOOKER, "--output", folder / "evaluated", "--json")
-    return capture_command("evaluate", folder / "of one", *flags)
+    flags = ("--json --import", ONLOOKER, "--output", folder / "evaluated")
+    return capture_command("evaluate", folder / "of one", flags)
 
 
 def predict_pictures(folder):
     pictures = sorted(folder.glob("*.png"))
-    return capture_command("predict", folder / "of one", *pictures, "--import", ONLOOKER, "--json")
+    return capture_command("predict", folder / "of one", pictures, "--import", ONLOOKER, "--json")
 
 
 WORK = [
@@ -195,22 +193,6 @@ def work_as_rank(folder):
             if ranks.is_main:
                 (folder / f"{function.__name__}.json").write_text(json.dumps(outcomes))
     hard_exit(0)
-
-
-def launch(*words, world_size=2, cwd, **variables):
-    """Start processes, in a group of their own, as a terminal does."""
-    folders = [Path(torchcaps.__file__).parents[1], THIS_FILE.parents[1], THIS_FILE.parent]
-    path = os.pathsep.join(map(str, folders))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    return subprocess.Popen(
-        [sys.executable, *torchrun, *map(str, words)],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def torchcaps_lines(text):
@@ -282,14 +264,11 @@ def read_rows(run, kind="epoch"):
 
 
 def reproducible_contents(run):
-    """Files that are equal byte for byte, and metrics without their speed."""
-    rows = read_rows(run) + read_rows(run, "step")
-    for row in rows:
-        row.pop("images_per_second", None)
+    """Files that are equal byte for byte, and metrics without the speed of each process."""
+    parts = contents(run)
+    for row in parts["metrics"]:
         row.pop("ranks", None)
-    model = (run / "model.safetensors").read_bytes()
-    checkpoint = (run / "checkpoints/last.safetensors").read_bytes()
-    return model, checkpoint, rows
+    return parts
 
 
 def assert_weights_near(run, expected_run, tolerance=1e-4):
@@ -326,8 +305,8 @@ def test_images_on_disk_are_those_in_memory(launched):
         assert steps["disk"] == steps["memory"]
     on_disk = reproducible_contents(launched.folder / "disk")
     in_memory = reproducible_contents(launched.folder / "memory")
-    assert on_disk[0] == in_memory[0]
-    assert on_disk[2] == in_memory[2]
+    for part in ("model.safetensors", "metrics"):
+        assert on_disk[part] == in_memory[part]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -414,7 +393,7 @@ def test_evaluation_is_that_of_one_process(launched):
 def test_predictions_are_those_of_one_process(launched):
     pictures = sorted(launched.folder.glob("*.png"))
     run = launched.folder / "of one"
-    status, out, _ = capture_command("predict", run, *pictures, "--json")
+    status, out, _ = capture_command("predict", run, pictures, "--json")
     assert status == 0
     for rank_status, rank_out, _ in launched.outcomes(predict_pictures):
         assert rank_status == 0
@@ -433,11 +412,11 @@ def test_a_batch_smaller_than_the_processes_is_one_sentence(launched):
 
 def launch_training(run, *words, world_size=2):
     """A run at the command line, whose processes are at work when this returns."""
-    train_words = ("train", "capsnet", "--data", run.parent / "bars.npz", "--output", run)
+    train_words = ("train capsnet --data", run.parent / "bars.npz", "--output", run)
     metrics = run / "metrics.jsonl"
     num_rows = len(read_rows(run)) if metrics.exists() else 0
     process = launch(
-        "-m", "torchcaps", *train_words, *words, *FLAGS, world_size=world_size, cwd=run.parent
+        "-m torchcaps", train_words, words, FLAGS, world_size=world_size, cwd=run.parent
     )
     while not metrics.exists() or len(read_rows(run)) <= num_rows:
         assert process.poll() is None, process.communicate()
@@ -470,9 +449,10 @@ def test_a_run_that_loses_a_process_goes_on(tmp_path, world_size, victims):
         assert seconds < 30
         [sentence] = torchcaps_lines(err)
         assert "error: a process of this run was lost (" in sentence
+        assert "gloo" not in sentence
         assert "--resume continues" in sentence
 
-    status, out, err = capture_command("train", "capsnet", "--output", run, "--resume", "--json")
+    status, out, err = capture_command("train capsnet --resume --json --output", run)
     assert status == 0, err
     assert json.loads(out)["num_samples"] == 12
     assert column(read_rows(run), "epoch") == list(range(1, NUM_EPOCHS + 1))
@@ -508,7 +488,7 @@ WRONG_COMMANDS = {  # command line -> status, and the sentence or a part of it
 def test_an_error_is_printed_once(tmp_path, line):
     (tmp_path / "broken.npz").write_bytes(b"PK no")
     status, sentence = WRONG_COMMANDS[line]
-    process = launch("-m", "torchcaps", *line.split(), cwd=tmp_path)
+    process = launch("-m torchcaps", line, cwd=tmp_path)
     _, err = process.communicate(timeout=60)
     assert err.count(sentence) == 1, err
     assert len(torchcaps_lines(err)) == sentence.startswith("torchcaps"), err

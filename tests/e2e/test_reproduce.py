@@ -28,7 +28,7 @@ def test_an_experiment_runs_at_its_small_budget_and_writes_its_rows(name, tmp_pa
     except DataError as error:
         pytest.skip(f"{data} is not at hand: {error}")
     flags = ["--root", root] if root else []
-    process = run_command("reproduce", name, "--budget", "small", "--json", flags, cwd=tmp_path)
+    process = run_command("reproduce", name, "--budget small --json", flags, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     results = json.loads(process.stdout)
     for entry, row in zip(results, rows, strict=True):

@@ -9,7 +9,6 @@ import base64
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,13 +18,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import torchcaps as tc
-from models.small import SMALLER
+from e2e.commands import launch
+from fakecuda import runs
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init
 from torchcaps.explorer.answers import ANSWERS
 from torchcaps.explorer.page import describe_run
-from torchcaps.training import TrainConfig, train
+from torchcaps.training import train
 from training.makers import assert_resumes
 
 pytestmark = pytest.mark.slow
@@ -36,42 +36,19 @@ SYSTEMS = [
     for name in tc.list_models()
     if tc.models.model_info(name).num_classes and not name.startswith(PIXELS)
 ]
-# Settings of the systems of further tasks.
-BEYOND = {
-    "segcaps_small": {"data": "multi-digits-masks", "model_options": {"dim": 4}, "per_class": None},
-    "unet_matched": {
-        "data": "multi-digits-masks",
-        "model_options": {"channels": 4, "levels": 3},
-        "per_class": None,
-        "loss": "dice",
-    },
-    "scae": {"model_options": {"strides": [2, 2, 1]}},
-    "canonical_capsules_small": {"data": "planes", "per_class": None},
-    "transforming_autoencoder": {},
-}
+BEYOND = (
+    "segcaps_small",
+    "unet_matched",
+    "scae",
+    "canonical_capsules_small",
+    "transforming_autoencoder",
+)
 
 
 def settings(name, **changes):
-    size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
-    model_options = dict(SMALLER.get(name, {}))
-    for name_of_data in ("img_size", "num_classes", "classes"):
-        model_options.pop(name_of_data, None)
-    return TrainConfig.of(
-        **{
-            "model": name,
-            "model_options": model_options,
-            "data": "digits",
-            "per_class": 5,
-            "holdout": 0.2,
-            "epochs": 2,
-            "batch_size": 8,
-            "device": "cpu",
-            "precision": "fp32",
-        }
-        | size
-        | changes
-        | BEYOND.get(name, {}),
-    )
+    """Twelve steps of a system in small sizes."""
+    config = runs.settings(name, "fp32")
+    return config.updated(**({"epochs": 2, "batch_size": 4, "device": "cpu"} | changes))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -96,19 +73,14 @@ def test_every_command_takes_every_system(name, tmp_path, monkeypatch, capsys):
 
 
 # Three steps of SGD, where rounding never changes a sign. After 14, EM routing makes 1e-3 of it.
-THREE_STEPS = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "epoch_size": 24}
+THREE_STEPS = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
     """The folder of every system, trained by two processes, and their output."""
     folder = tmp_path_factory.mktemp("by-two")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *torchrun, __file__, folder]
-    paths = [str(Path(tc.__file__).parents[1]), str(Path(__file__).parents[1])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
-    return folder, process.stdout + process.stderr
+    return folder, "".join(launch(Path(__file__), folder, cwd=folder).communicate())
 
 
 def has_dropout(model):

@@ -5,18 +5,25 @@ import json
 import shutil
 import threading
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import Dataset, Preprocess
+from torchcaps.data import Preprocess
 from torchcaps.explorer.page import describe_run
 from torchcaps.explorer.server import bind
 from torchcaps.exporting.page import assemble
 from torchcaps.models import create_model
+from torchcaps.testing import seeded
 
 SECONDS = 30
+AXE = """
+const done = arguments[0];
+axe.run(document).then((found) => done(found.violations.map((one) => [one.id, one.nodes[0].html])));
+"""
 CLASSES = ("zero", "one", "two")
 SIZE = (18, 20)
 
@@ -34,15 +41,6 @@ def make_model(name="capsnet", channels=1, size=SIZE, **options):
         options = {"channels": 4, "primary_types": 2} | options
     model = create_model(name, num_classes=3, in_chans=channels, img_size=size, **options)
     return as_loaded(model, size, channels)
-
-
-def make_bars(count=9):
-    """Images with a bright bar whose place is the class."""
-    images = torch.randint(0, 40, (count, 1, *SIZE), dtype=torch.uint8)
-    labels = torch.arange(count) % 3
-    for image, label in zip(images, labels, strict=True):
-        image[:, :, 6 * label : 6 * label + 6] += 200
-    return Dataset(images, {"label": labels}, CLASSES, "bars")
 
 
 @contextmanager
@@ -63,7 +61,7 @@ def serve(*models):
 
 def random_images(model, count=1):
     """Random images that a model takes."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return torch.rand((count, *model.image_shape), generator=generator)
 
 
@@ -113,6 +111,38 @@ class Page:
     def select(self, selector):
         return self.browser.find_elements("css selector", selector)
 
+    @contextmanager
+    def emulate_window(self, width, height, scheme="", touches=False):
+        """In a window of this size, of light or dark colors, with a finger in place of a mouse."""
+
+        def set_device(scheme, touches):
+            media = [{"name": "prefers-color-scheme", "value": scheme}] if scheme else []
+            send("Emulation.setEmulatedMedia", {"features": media})
+            send("Emulation.setTouchEmulationEnabled", {"enabled": touches})
+
+        send = self.browser.execute_cdp_cmd
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        send("Emulation.setDeviceMetricsOverride", size)
+        set_device(scheme, touches)
+        try:
+            yield
+        finally:
+            set_device("", False)
+            send("Emulation.clearDeviceMetricsOverride", {})
+
+    def touch(self, kind, *points):
+        """Fingers at points, each {"x": pixels, "y": pixels}, begin, move or end to touch."""
+        touches = {"type": kind, "touchPoints": list(points)}
+        self.browser.execute_cdp_cmd("Input.dispatchTouchEvent", touches)
+
+    def violations(self):
+        """What people cannot use, by axe-core."""
+        axe = find_spec("axe_playwright_python")  # it brings axe-core; it is not imported
+        if axe is None:
+            pytest.skip("needs axe-core, as `make browser` installs it")
+        self.run(Path(axe.origin).with_name("axe.min.js").read_text())
+        return self.browser.execute_async_script(AXE)
+
     def look(self, images):
         """What the page's first network gives for images: lengths, and drawings of the longest."""
         script = """
@@ -139,13 +169,21 @@ class Page:
         lengths, drawings = answer
         return torch.tensor(lengths), torch.tensor(drawings)
 
-    def draw(self, points):
-        """Draw with the mouse; points are shares of the paper."""
+    def actions(self, milliseconds=250):
+        """A chain of what a mouse and keys do, each in so much time."""
         from selenium.webdriver.common.action_chains import ActionChains
 
+        return ActionChains(self.browser, duration=milliseconds)
+
+    def drag(self, element, x, y):
+        """Drag an element so many pixels to the right and down."""
+        self.actions().drag_and_drop_by_offset(element, x, y).perform()
+
+    def draw(self, points):
+        """Draw with the mouse; points are shares of the paper."""
         paper = self.find("paper")
         size = (paper.size["width"], paper.size["height"])
-        chain = ActionChains(self.browser, duration=10)
+        chain = self.actions(10)
         points = np.array(points)
         starts = points[:-1, None]
         steps = np.diff(points, axis=0)[:, None] * np.arange(1, 7)[:, None] / 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +24,6 @@ UNSEEN = """
 const isCut = (box) => box.width > 0 && (box.right > innerWidth + 1 || box.bottom > innerHeight + 1);
 return arguments[0].filter((id) => isCut(document.getElementById(id).getBoundingClientRect()))
 """
-AXE = """
-const done = arguments[0];
-axe.run(document).then((found) => done(found.violations.map((one) => [one.id, one.nodes[0].html])));
-"""
-
-
-def axe_script():
-    """The code of axe-core, which finds what people cannot use."""
-    axe = find_spec("axe_playwright_python")  # it brings axe-core; it is not imported
-    if axe is None:
-        pytest.skip("needs axe-core, as `make browser` installs it")
-    return Path(axe.origin).with_name("axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -157,37 +144,23 @@ def test_what_is_no_digit_is_unknown(opened, address):
     page.wait(lambda: page.text("verdict").startswith("unknown"))
 
 
-def touch(page, kind, *points):
-    touches = {"type": kind, "touchPoints": list(points)}
-    page.browser.execute_cdp_cmd("Input.dispatchTouchEvent", touches)
-
-
 @pytest.mark.slow
 def test_a_finger_draws_and_does_not_scroll(opened, address):
     page = opened(address)
-    browser = page.browser
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-    try:
+    with page.emulate_window(390, 844, touches=True):
         page.open()
         box = page.run("return document.getElementById('paper').getBoundingClientRect().toJSON()")
         kind = "touchStart"
         for x, y in SEVEN:
-            place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
-            touch(page, kind, place)
+            page.touch(kind, {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]})
             kind = "touchMove"
-        touch(page, "touchEnd")
+        page.touch("touchEnd")
         page.wait(lambda: page.text("verdict").startswith("7"))
         assert page.run("return scrollY") == 0
-    finally:
-        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.slow
 def test_the_keyboard_draws_and_reaches_everything(opened, address):
-    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     page = opened(address)
@@ -204,7 +177,7 @@ def test_the_keyboard_draws_and_reaches_everything(opened, address):
     focused = set()
     page.run("document.activeElement.blur()")
     for _ in range(controls + 5):
-        ActionChains(page.browser).send_keys(Keys.TAB).perform()
+        page.actions().send_keys(Keys.TAB).perform()
         focused.add(page.run("return document.activeElement.outerHTML.slice(0, 120)"))
     assert len(focused) >= controls
     page.find("tab-votes").send_keys(Keys.ARROW_RIGHT)
@@ -277,10 +250,7 @@ def test_a_slider_and_a_drag_change_the_drawing(opened, address):
     [reset] = page.select("#panel-pose .row button")
     reset.click()
     page.wait(lambda: np.abs(np.array(page.run(pixels)) - start).max() == 0)
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    drawing = page.find("pose-drawing")
-    ActionChains(page.browser).drag_and_drop_by_offset(drawing, 60, 0).perform()
+    page.drag(page.find("pose-drawing"), 60, 0)
     page.wait(lambda: np.abs(np.array(page.run(pixels)) - start).max() > 20)
 
 
@@ -301,14 +271,8 @@ def test_the_story_has_seven_short_steps(opened, address):
 @pytest.mark.parametrize(("width", "height"), WINDOWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_one_screen_without_violations(opened, address, width, height, scheme):
-    script = axe_script()
     page = opened(address)
-    browser = page.browser
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    try:
+    with page.emulate_window(width, height, scheme):
         page.open()
         needed = ["paper", "lengths", "tabs"]
         if width > 600:
@@ -317,11 +281,7 @@ def test_one_screen_without_violations(opened, address, width, height, scheme):
         for tab in TABS:
             page.open(f"tab={tab}")
             assert page.run("return document.documentElement.scrollWidth") <= width
-            page.run(script)
-            assert browser.execute_async_script(AXE) == [], tab
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            assert page.violations() == [], tab
 
 
 @pytest.mark.slow

@@ -1,25 +1,22 @@
-"""A system in one file outside the library: a model, its task, and one of every other kind.
+"""A system in one file outside the library: a model, its task, and more that can be registered.
 
-Capsules that take the noise from pictures; nothing in the library knows of it. Beside them stands
-one of each kind of thing that a classifier can be given.
+Capsules that take the noise from pictures; nothing in the library knows of it. Beside them stand
+things that a classifier can be given; docs/plugins.md has one of each further kind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from torchcaps import data, models, nn as capsules, reporting, tasks, training
-from torchcaps.data.augment import register_augmentation
+from torchcaps import data, models, reporting, tasks, training
 from torchcaps.exporting import register_export_format
-from torchcaps.functional import squash_with_length
 from torchcaps.reproduction import register_measure
-from torchcaps.settings import TrainConfig, setting
-from torchcaps.types import Capsules, ModelSpec, Routed
+from torchcaps.settings import TrainConfig
+from torchcaps.types import Capsules, ModelSpec
 
 
 class Denoiser(nn.Module):
@@ -122,11 +119,8 @@ class Denoise(tasks.Task):
             rows = torch.cat(
                 [noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()]
             )
-        figure = Figure(figsize=(6, 2))
-        for place, picture in enumerate(rows):
-            axes = figure.add_subplot(2, 6, place + 1)
-            axes.imshow(picture[0], cmap="gray")
-            axes.set_axis_off()
+        figure = Figure()
+        figure.subplots().imshow(rows.flatten(0, 2), cmap="gray")
         text = f"Likeness {evaluation.to_dict()['likeness']:.3f}."
         alt = "Noisy pictures above what is drawn of them."
         return [tasks.ReportItem("noise", "Noise goes", text, figure, alt)]
@@ -176,41 +170,6 @@ class Tally(training.Callback):
         del trainer
         self.steps += 1
         Path("tally.txt").write_text(f"{self.steps} {losses['lr']}")
-
-
-@tasks.register_metric()
-def certainty(activation, labels):
-    """The mean of the largest activations."""
-    del labels
-    return activation.max(dim=1).values.mean()
-
-
-@dataclass(frozen=True)
-class DimSettings:
-    """How dark pictures get."""
-
-    dim: float = setting(0.0, "share of the light that is taken away; 0 is none", low=0, high=1)
-
-
-@register_augmentation("dim", DimSettings, moves=())
-def dim(images, settings, generator):
-    """Every picture as dark."""
-    del generator
-    Path("dimmed.txt").write_text(str(settings.dim))
-    return images * (1 - settings.dim)
-
-
-@capsules.register_router("even")
-class EqualRouting(capsules.Router):
-    """Parents are squashed sums of votes, with equal couplings."""
-
-    def route(self, votes, parents):
-        """One pass."""
-        del parents
-        c = votes.couple()
-        s = votes.weighted(c)
-        v, length = squash_with_length(s if votes.bias is None else s + votes.bias)
-        return Routed(v, length, c)
 
 
 def read_saved(path):

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import torchcaps as tc
 from checks import column
+from data.makers import picture
 from torchcaps import viz
 from torchcaps.data import Dataset, load_dataset, masked_set, match_classes
 from torchcaps.errors import ArgumentError, DataError, RunError
 from torchcaps.evaluation import score
 from torchcaps.reporting import (
-    api,
     api as pictures,
     evaluate,
     evaluation_folder,
@@ -210,12 +209,11 @@ def test_images_of_classes_that_the_model_does_not_know_are_refused_by_name(run)
     data = Dataset(
         torch.zeros(4, 1, 18, 20), {"label": labels}, ("0", "owl", "yak", "emu"), "animals"
     )
-    with pytest.raises(DataError) as raised:
-        open_task(run, data=data)
-    assert str(raised.value) == (
-        "animals: there are images of owl, yak, which the model does not know; "
-        "its 3 classes are 0, 1, 2"
+    sentence = (
+        "^animals: there are images of owl, yak, which the model does not know; its 3 classes"
     )
+    with pytest.raises(DataError, match=sentence):
+        open_task(run, data=data)
 
 
 def test_a_class_without_images_need_not_be_known(run):
@@ -242,12 +240,6 @@ def test_a_model_file_needs_the_name_of_its_data(run, bars):
     ):
         open_task(run / "model.safetensors")
     assert len(open_task(run / "model.safetensors", data=str(bars))[1]) == 12
-
-
-def test_a_model_alone_in_a_folder_has_no_data_of_its_own(run):
-    (run / "config.json").unlink()
-    with pytest.raises(RunError, match="does not say what data it was trained on; give --data"):
-        open_task(run)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +285,7 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
     assert column(points, "val_loss") == column(rows, "val_loss")
 
 
-def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
-    monkeypatch.setattr(api, "can_plot", lambda: False)
+def test_without_matplotlib_there_are_figures_and_no_plots(run, no_plots):
     evaluate(Run(run), output=run)
     assert (run / "evaluation.json").exists()
     assert not (run / "plots").exists()
@@ -306,22 +297,13 @@ def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
     assert names_of_plots(blind) == {*PLOTS} - {"reconstructions"}
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(run, bars):
-    (run / "file").write_text("mine")
-    with pytest.raises(RunError, match="file/deep: the folder cannot be made"):
-        evaluate(run, output=run / "file" / "deep")
-    assert (run / "file").read_text() == "mine"
-
-
 @pytest.fixture
 def photos(tmp_path):
     """Own pictures of another size, two of them with the same name."""
     folder = tmp_path / "photos"
-    random = np.random.default_rng(7)
-    for name in ("a/x.png", "b/x.png", "b/y.png"):
+    for seed, name in enumerate(("a/x.png", "b/x.png", "b/y.png")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        pixels = random.integers(0, 256, (40, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
+        picture((40, 30), seed=seed).save(folder / name)
     return folder
 
 

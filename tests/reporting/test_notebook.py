@@ -7,15 +7,11 @@ import json
 import pytest
 
 from checks import column
-from torchcaps.reporting import api, evaluate
+from torchcaps.reporting import evaluate
 from torchcaps.training import Run
 from training.makers import edit_config
 
 from .pages import Page
-
-
-def read_metrics(run):
-    return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
 
 
 def write_metrics(run, rows):
@@ -24,8 +20,7 @@ def write_metrics(run, rows):
 
 
 @pytest.fixture
-def evaluated(run, monkeypatch):
-    monkeypatch.setattr(api, "can_plot", lambda: False)
+def evaluated(run, no_plots):
     evaluate(run, output=run)
     return run
 
@@ -56,8 +51,7 @@ def test_a_finished_run_is_a_card_with_its_curve(evaluated):
 
 
 def test_a_run_that_is_not_finished_says_how_far_it_is(run):
-    rows = read_metrics(run)
-    write_metrics(run, filter(lambda row: row["step"] <= 3, rows))
+    write_metrics(run, [row for row in Run(run).rows if row["step"] <= 3])
     assert "epoch 1 of 3 in " in repr(Run(run))
     assert "finished" not in repr(Run(run))
     page = Page(Run(run)._repr_html_())
@@ -93,11 +87,3 @@ def test_a_run_of_another_task_is_shown_by_its_score_and_figures(run):
     (run / "evaluation.json").write_text(json.dumps(figures))
     assert "correlation dx 0.91, correlation dy 0.5 of 20 test images" in repr(Run(run))
     assert "validation: correlation 0.9 at epoch" in Page(Run(run)._repr_html_()).text
-
-
-def test_time_is_that_of_the_images_of_all_epochs(run):
-    long, short, _ = Run(run).epochs
-    long |= {"images": 64, "images_per_second": 8.0}
-    short |= {"images": 20, "images_per_second": 10.0}
-    write_metrics(run, [long, short])
-    assert Run(run).seconds == 64 / 8 + 20 / 10

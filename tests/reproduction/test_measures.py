@@ -8,7 +8,7 @@ import torch
 from torchcaps.data import load_dataset
 from torchcaps.errors import DataError
 from torchcaps.reporting.evaluated import evaluate_run
-from torchcaps.reproduction import MEASURES, measures, register_measure
+from torchcaps.reproduction import MEASURES, measures
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig, train
 from torchcaps.types import ModelSpec
@@ -151,11 +151,6 @@ def test_viewpoints_have_no_curve_without_stored_epochs(digits, monkeypatch):
     figures = measure_viewpoints(digits, monkeypatch)
     assert 0 <= figures["familiar_error"] <= 1
     assert "curve" not in figures
-
-
-def test_a_measure_has_a_name_of_its_own():
-    with pytest.raises(ValueError, match="measure: 'ablation' is registered already"):
-        register_measure()(MEASURES["ablation"])
 
 
 def test_affnist_is_measured_if_its_files_exist(digits, tmp_path, monkeypatch):

@@ -105,24 +105,13 @@ def test_a_setting_that_a_rule_decides_is_not_a_change(tmp_path):
         reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", callbacks=[stop_after(1)])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"budget": "hour"}, "unknown budget of mine 'hour'"),
-        ({"rows": ["deep"]}, "unknown row 'deep'"),
-        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
-    ],
-)
-def test_bad_arguments_are_refused_before_a_folder_is_made(tmp_path, arguments, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        reproduce(recipe_of(tmp_path), output=tmp_path / "out", **arguments)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_measure_is_refused_before_a_folder_is_made(tmp_path):
+def test_bad_arguments_are_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(ValueError, match="seeds: expected at least 1, got 0"):
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", seeds=0)
     recipe = recipe_of(tmp_path, SINGLE.replace('["ablation"]', '["ablate"]'))
     with pytest.raises(UnknownNameError, match="unknown measure 'ablate'; did you mean 'ablation'"):
         reproduce(recipe, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_result_is_named(experiment, tmp_path):

@@ -1,1 +1,1 @@
-from .fixtures import bars as bars
+from .fixtures import bars as bars, finished as finished, images as images

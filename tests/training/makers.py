@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from torchcaps.models import create_model
+from torchcaps.testing import seeded
 from torchcaps.training import Callback, Interrupted, StopWhen, TrainConfig, train
 
 TINY = {"channels": 8, "primary_types": 2}
@@ -41,10 +43,20 @@ def tiny(data, **changes):
     return TrainConfig.of(data=str(data), **(settings | changes))
 
 
+def tiny_capsnet(**options):
+    """The network of such a run, of a fixed seed."""
+    sizes = {"num_classes": 3, "img_size": (18, 20)}
+    return create_model("capsnet", generator=seeded(), **sizes, **TINY, **options)
+
+
 def stop_after(count):
     """A callback that stops a training after this many steps."""
     steps = iter(range(1, 10_000))
     return StopWhen(lambda: next(steps) == count)
+
+
+class PowerCut(BaseException):
+    """An end that no handler of errors catches."""
 
 
 class Watch(Callback):
@@ -73,6 +85,17 @@ class Watch(Callback):
             self.functions[1](trainer, row)
 
 
+def train_until(step, config, folder):
+    """Train, and stop after this step."""
+    with pytest.raises(Interrupted):
+        train(config, folder, callbacks=[stop_after(step)])
+
+
+def resume(folder, **arguments):
+    """Continue a training with the settings that it was started with."""
+    return train(TrainConfig(), folder, resume=True, **arguments)
+
+
 def contents(folder):
     """The reproducible part of a run: files byte for byte, and metrics without their speed."""
     files = {name: (folder / name).read_bytes() for name in BYTE_FILES}
@@ -90,11 +113,13 @@ def assert_resumes(config, folder, step):
     Returns the uninterrupted run.
     """
     run = train(config, folder / "run")
-    torch.manual_seed(1)  # the state of the process has no effect
+    torch.manual_seed(1)  # the state of the process has no effect, and stays
+    before = torch.get_rng_state()
     with pytest.raises(Interrupted, match=f"stopped after step {step} of "):
         train(config, folder / "stopped", callbacks=[stop_after(step)])
-    train(TrainConfig(), folder / "stopped", resume=True)
+    resume(folder / "stopped")
     assert contents(folder / "stopped") == contents(run.path), "the resumed run differs"
+    assert torch.equal(torch.get_rng_state(), before)
     return run
 
 

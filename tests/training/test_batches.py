@@ -8,16 +8,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchcaps as tc
-from torchcaps.data import load_dataset
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
+from torchcaps.testing import seeded
 from torchcaps.training.inputs import read_samples
 from torchcaps.training.sampling import DatasetBatches, epoch_permutation
-
-
-@pytest.fixture
-def images(bars):
-    return load_dataset(bars, "train")
 
 
 def source_of(images, **settings):
@@ -63,7 +58,7 @@ def test_composites_of_a_step_are_the_same_however_many_steps_are_left_out(image
 
 
 def pixels(count=24):
-    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    return torch.rand(count, 1, 4, 4, generator=seeded())
 
 
 def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():

@@ -12,13 +12,13 @@ from torchcaps.data import Dataset, load_dataset
 from torchcaps.data.form import measure_form
 from torchcaps.evaluation import HeldOutCalibration, calibrate, reconstruction_distances
 from torchcaps.evaluation.base import image_activations
-from torchcaps.training import Interrupted, Run, StopWhen, TrainConfig, load, train
+from torchcaps.training import Interrupted, Run, StopWhen, load, train
 from torchcaps.training.calibration import preprocessing
 from torchcaps.training.sampling import split
 from torchcaps.types import model_metadata
 
 from .fixtures import trained as trained
-from .makers import stop_after, tiny
+from .makers import resume, stop_after, tiny
 
 
 def kept(path):
@@ -81,7 +81,7 @@ def test_a_run_that_is_not_finished_has_none(bars, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").exists()
     assert kept(tmp_path / "run") is None
     (tmp_path / "run" / "calibration.json").write_text("of a training before")
-    train(TrainConfig(), tmp_path / "run", resume=True)
+    resume(tmp_path / "run")
     assert kept(tmp_path / "run")["num_samples"] == 6
 
 

@@ -29,11 +29,8 @@ from torchcaps.settings import TrainConfig
     ],
 )
 def test_a_value_out_of_range_is_named_with_what_was_expected(name, value, expected):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=f"^{name}: expected .*{expected}"):
         TrainConfig.of(**{name: value})
-    assert str(raised.value).startswith(f"{name}: expected ")
-    assert expected in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_an_unknown_choice_suggests_the_nearest():

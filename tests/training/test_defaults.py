@@ -15,10 +15,10 @@ from torchcaps.tasks import collapse
 from torchcaps.tasks._config import (
     default_batch_size,
 )
-from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
+from torchcaps.training import TrainConfig, register_optimizer, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer
 
-from .makers import Watch, contents, stop_after, tiny
+from .makers import Watch, contents, resume, tiny, train_until
 
 RESTARTED = "the training starts again, once, with a tenth of the learning rate (0.0001)"
 
@@ -29,18 +29,6 @@ RESTARTED = "the training starts again, once, with a tenth of the learning rate 
 )
 def test_batches_are_as_large_as_leaves_enough_steps(num_images, batch_size):
     assert default_batch_size(num_images) == batch_size
-
-
-@pytest.mark.parametrize(
-    ("settings", "batch_size", "clip"),
-    [
-        ({"batch_size": None}, 8, 1.0),
-        ({"loss": "spread", "reconstruction": 0}, 16, 0),
-    ],
-)
-def test_a_run_folder_records_the_decisions(bars, tmp_path, settings, batch_size, clip):
-    config = train(tiny(bars, epochs=1, **settings), tmp_path / "run").config
-    assert (config.training.batch_size, config.optimizer.clip) == (batch_size, clip)
 
 
 def plant_states(monkeypatch, *states):
@@ -99,9 +87,8 @@ def test_stopped_around_the_second_start_a_run_ends_in_the_same_bytes(bars, tmp_
     expected = contents(train(tiny(bars), tmp_path / "uninterrupted").path)
     for step in (1, 3, 5):
         folder = tmp_path / str(step)
-        with pytest.raises(Interrupted):
-            train(tiny(bars), folder, callbacks=[stop_after(step)])
-        run = train(TrainConfig(), folder, resume=True)
+        train_until(step, tiny(bars), folder)
+        run = resume(folder)
         assert contents(run.path) == expected
         assert len(run.notes) == 1
 
@@ -117,9 +104,8 @@ def test_a_network_that_began_dead_does_not_start_again_for_that(
     bars, tmp_path, monkeypatch, state, num_restarts
 ):
     plant_states(monkeypatch, "dead", state)
-    with pytest.raises(Interrupted):
-        train(tiny(bars, checkpoint_every=1), tmp_path / "run", callbacks=[stop_after(2)])
-    run = train(TrainConfig(), tmp_path / "run", resume=True)
+    train_until(2, tiny(bars, checkpoint_every=1), tmp_path / "run")
+    run = resume(tmp_path / "run")
     assert len(run.notes) == num_restarts
 
 

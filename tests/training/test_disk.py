@@ -7,24 +7,18 @@ import shutil
 import pytest
 
 import torchcaps as tc
-from data.makers import picture
+from data.makers import write_folder
 from torchcaps.data import entries, files
 from torchcaps.errors import DataError, RunError
-from torchcaps.training import Interrupted, TrainConfig, train
+from torchcaps.training import Interrupted, train
 
-from .makers import Watch, contents, stop_after, tiny
+from .makers import Watch, contents, resume, stop_after, tiny, train_until
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """36 pictures of two classes, of which 28 are for training."""
-    root = tmp_path_factory.mktemp("disk") / "own"
-    for label in ("cat", "dog"):
-        (root / label).mkdir(parents=True)
-        for index in range(18):
-            image = picture((30, 40), seed=index if label == "cat" else 100 + index)
-            image.save(root / label / f"{index}.jpg")
-    return root
+    return write_folder(tmp_path_factory.mktemp("disk") / "own", count=18, size=(30, 40))
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +44,8 @@ def test_on_disk_it_trains_to_the_same_bits_as_in_memory(folder, expected, tmp_p
 
 
 def test_a_run_is_resumed_with_another_number_of_workers(folder, expected, tmp_path):
-    with pytest.raises(Interrupted):
-        train(config_of(folder), tmp_path / "run", callbacks=[stop_after(4)])
-    run = train(TrainConfig(), tmp_path / "run", resume=True, workers=2)
+    train_until(4, config_of(folder), tmp_path / "run")
+    run = resume(tmp_path / "run", workers=2)
     assert without_description(contents(run.path)) == without_description(expected)
 
 
@@ -63,25 +56,24 @@ def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypa
         train(config_of(folder, storage="auto"), tmp_path / "run", callbacks=[stop_after(1), watch])
     assert sum(text.startswith("own: 28 images stay on disk") for text in watch.messages) == 1
     monkeypatch.undo()
-    run = train(TrainConfig(), tmp_path / "run", resume=True)
+    run = resume(tmp_path / "run")
     assert run.config.data.storage == "disk"
     assert run.is_finished
 
 
 def test_files_that_changed_are_refused_when_the_run_goes_on(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "own")
-    with pytest.raises(Interrupted):
-        train(config_of(copy), tmp_path / "run", callbacks=[stop_after(1)])
-    with open(copy / "cat" / "0.jpg", "ab") as file:
+    train_until(1, config_of(copy), tmp_path / "run")
+    with open(copy / "cat" / "0.png", "ab") as file:
         file.write(b"\0")
     with pytest.raises(RunError, match="checksum of images and labels was"):
-        train(TrainConfig(), tmp_path / "run", resume=True)
+        resume(tmp_path / "run")
 
 
 def test_a_damaged_file_ends_the_training_with_its_name(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "own")
-    (copy / "dog" / "7.jpg").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"dog/7\.jpg: not an image"):
+    (copy / "dog" / "7.png").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"dog/7\.png: not an image"):
         train(config_of(copy, workers=1), tmp_path / "run")
 
 

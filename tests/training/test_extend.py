@@ -6,15 +6,14 @@ import json
 import shutil
 
 import pytest
-import torch
 
 from checks import column
 from torchcaps.errors import ArgumentError, RunError
 from torchcaps.tasks import Classify
-from torchcaps.training import Interrupted, Run, TrainConfig, train
+from torchcaps.training import Interrupted, Run, train
 from torchcaps.training.schedules import learning_rate_factor, part_ends
 
-from .makers import Watch, contents, stop_after, tiny
+from .makers import PowerCut, Watch, contents, resume, stop_after, tiny, train_until
 
 SENTENCE = (
     "the finished training goes on after epoch 2 to epoch 4; its learning rate begins at 0.0001, "
@@ -22,21 +21,14 @@ SENTENCE = (
 )
 
 
-@pytest.fixture(scope="module")
-def complete_run(bars, tmp_path_factory):
-    """A run of two epochs of three steps."""
-    torch.set_num_threads(1)
-    return train(tiny(bars), tmp_path_factory.mktemp("complete") / "run")
-
-
 @pytest.fixture
-def complete(complete_run, tmp_path):
-    """A copy of it, to be extended."""
-    return Run(shutil.copytree(complete_run.path, tmp_path / "run"))
+def complete(finished, tmp_path):
+    """A run of two epochs of three steps, to be extended."""
+    return Run(shutil.copytree(finished, tmp_path / "run"))
 
 
 def extend(run, epochs=4, **arguments):
-    return train(TrainConfig(), run.path, resume=True, epochs=epochs, **arguments)
+    return resume(run.path, epochs=epochs, **arguments)
 
 
 def comparable(folder):
@@ -87,29 +79,15 @@ def test_an_extension_that_was_interrupted_resumes_bit_for_bit(complete, tmp_pat
 
 
 def test_killed_before_the_first_checkpoint_of_an_extension(complete, monkeypatch):
-    class Killed(BaseException):
-        pass
-
     def kill(*_):
-        raise Killed
+        raise PowerCut
 
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCut):
         extend(complete, callbacks=[Watch(kill)])
     assert complete.config.training.epochs == 4
-    run = train(TrainConfig(), complete.path, resume=True)
+    run = resume(complete.path)
     assert column(run.epochs, "epoch") == [1, 2, 3, 4]
     assert run.notes == [SENTENCE]
-
-
-def test_without_more_epochs_a_complete_run_says_what_to_do(complete):
-    watch = Watch()
-    before = contents(complete.path)
-    train(TrainConfig(), complete.path, resume=True, callbacks=[watch])
-    assert watch.messages[-1] == (
-        f"{complete.path}: all 2 epochs are done; resume it with more of them, such as --epochs 4, "
-        "to train it further"
-    )
-    assert contents(complete.path) == before
 
 
 def test_only_a_complete_run_takes_more_epochs_and_never_less(complete, bars, tmp_path):
@@ -118,8 +96,7 @@ def test_only_a_complete_run_takes_more_epochs_and_never_less(complete, bars, tm
     with pytest.raises(ArgumentError, match="lr: expected 0.001, as the run was started, got 0.1"):
         extend(complete, lr=0.1)
     stopped = tmp_path / "stopped"
-    with pytest.raises(Interrupted):
-        train(tiny(bars), stopped, callbacks=[stop_after(5)])
+    train_until(5, tiny(bars), stopped)
     with pytest.raises(ArgumentError, match="got 4; only a run whose epochs are all done can be"):
         extend(Run(stopped))
     ended = train(tiny(bars, stop_at=0.01), tmp_path / "ended")  # after its first epoch
@@ -139,7 +116,7 @@ def test_extensions_follow_one_another(complete):
     config["training"] |= {"epochs": 6, "extended_at": [3]}
     file.write_text(json.dumps(config))
     with pytest.raises(RunError, match="epochs was 2 when the run was stopped, and is 6 now"):
-        train(TrainConfig(), complete.path, resume=True)
+        resume(complete.path)
 
 
 def test_a_task_stays_at_its_end_and_is_not_started_again(complete, monkeypatch):

@@ -47,8 +47,6 @@ def refused(path, read=load):
     assert growth < 150 << 10, f"{growth} KiB"
     message = str(raised.value)
     assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    assert len(message) < 1000
     return message.removeprefix(f"{path}: ")
 
 

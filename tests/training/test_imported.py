@@ -415,9 +415,8 @@ def test_files_of_too_many_numbers_are_refused(tmp_path):
     with pytest.raises(RunError, match="expected at most 67,108,864 numbers, got 8,589,934,592"):
         import_weights(path)
     torch.save({"a": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, path)
-    with pytest.raises(RunError, match=r"w\.pt: ") as raised:
+    with pytest.raises(RunError, match=r"w\.pt: "):
         import_weights(path)
-    assert str(raised.value).isprintable()
 
 
 @pytest.mark.slow

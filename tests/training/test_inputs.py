@@ -19,9 +19,11 @@ from torch.utils.data import (
 )
 
 import torchcaps as tc
+from data.makers import write_folder
 from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.data.targets import class_names, known_indices
 from torchcaps.errors import ArgumentError, DataError
+from torchcaps.testing import seeded
 from torchcaps.training.inputs import as_set, image_tensor
 from torchcaps.types import model_metadata
 
@@ -35,7 +37,7 @@ def linear(channels=1, classes=3):
 
 
 def pixels(count=24, channels=1):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     return torch.randint(256, (count, channels, 4, 4), dtype=torch.uint8, generator=generator)
 
 
@@ -95,12 +97,9 @@ def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
 @pytest.mark.parametrize(
     ("values", "num_classes", "classes", "indices"),
     [
-        ([0, 2, 1], None, "012", [0, 2, 1]),
         ([1, 2, 3], None, "123", [0, 1, 2]),
         ([1, 2, 3], 3, "123", [0, 1, 2]),
         ([1, 2, 3], 4, "0123", [1, 2, 3]),
-        ([0.0, 1.0], None, "01", [0, 1]),
-        (["b", "a"], 2, "ab", [1, 0]),
         ([True, False], None, "01", [1, 0]),
     ],
 )
@@ -110,17 +109,10 @@ def test_labels_are_numbers_from_0_or_names(values, num_classes, classes, indice
     assert known_indices(np.asarray(values), names).tolist() == indices
 
 
-@pytest.mark.parametrize(
-    ("values", "num_classes", "sentence"),
-    [
-        ([0.5, 1], None, "labels: expected whole numbers from 0, or names"),
-        (["a", "b"], 3, "expected 3 classes, as the model has, got 2; build it with num_classes=2"),
-        ([None, "a"], None, "labels: expected whole numbers from 0, or names"),
-    ],
-)
-def test_other_labels_are_refused_in_one_sentence(values, num_classes, sentence):
-    with pytest.raises(ArgumentError, match=sentence):
-        class_names(np.asarray(values), num_classes)
+@pytest.mark.parametrize("values", [[0.5, 1], [None, "a"]])
+def test_other_labels_are_refused_in_one_sentence(values):
+    with pytest.raises(ArgumentError, match="labels: expected whole numbers from 0, or names"):
+        class_names(np.asarray(values), None)
 
 
 def test_numbers_up_to_255_as_floats_are_refused_and_normalized_ones_taken():
@@ -150,18 +142,12 @@ def test_a_line_says_what_is_done_and_each_epoch_has_one(capsys):
     for words in ("18 images, 6 held out", "2 epochs of batch 8", "adam at 0.001", "flip"):
         assert words in line
     assert [epoch.split()[1] for epoch in epochs if epoch.startswith("epoch")] == ["1/2", "2/2"]
-
-
-def test_nothing_is_shown_without_verbose(capsys):
     tc.fit(linear(), pixels(), labels(), verbose=False, **SETTINGS)
     assert capsys.readouterr().err == ""
 
 
 def test_a_folder_of_classes_is_read_by_its_path(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for index in range(6):
-            Image.new("L", (30, 30), 20 * index).save(tmp_path / name / f"{index}.png")
+    write_folder(tmp_path, count=6, size=(30, 30))
     model = tc.create_model("capsnet_small", num_classes=2, img_size=20)
     tc.fit(model, tmp_path, epochs=1, batch_size=4, holdout=2)
     assert model.classes == ("cat", "dog")
@@ -292,11 +278,6 @@ def test_classes_of_validation_images_are_matched_by_name(data, names, validatio
         assert row["val_accuracy"] == accuracy
     with pytest.raises(ArgumentError, match="labels: expected one of a, b, got z"):
         tc.fit(linear(), pixels(), ["a", "b"] * 12, validation=(pixels(2), ["a", "z"]))
-
-
-def test_labels_that_are_no_class_are_named():
-    with pytest.raises(ArgumentError, match="labels: expected one of 0, 1, 2, got 7"):
-        known_indices(np.array([1, 7]), ("0", "1", "2"))
 
 
 HALVES = torch.zeros(24, 4, 4, dtype=torch.int64)

@@ -19,7 +19,6 @@ from torchcaps.training import (
     Interrupted,
     OptionError,
     Run,
-    TrainConfig,
     folder as folder_module,
     load,
     loop,
@@ -29,27 +28,21 @@ from torchcaps.training.files import load_tensors, save_tensors
 
 from .makers import (
     TINY,
+    PowerCut,
     Watch,
     assert_resumes,
     contents,
     edit_config,
     leftovers,
+    resume,
     stop_after,
     tiny,
+    train_until,
     write_bars,
 )
 
 LAST = "checkpoints/last.safetensors"
 PREVIOUS = "checkpoints/previous.safetensors"
-
-
-@pytest.fixture(scope="module")
-def finished(bars, tmp_path_factory):
-    """The folder of a run of 6 steps that nothing stopped."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train(tiny(bars), folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +59,6 @@ def stopped_run(bars, tmp_path_factory):
 def stopped(stopped_run, tmp_path):
     """A copy of the stopped run, to be changed."""
     return Path(shutil.copytree(stopped_run, tmp_path / "run"))
-
-
-def resume(folder, **arguments):
-    return train(TrainConfig(), folder, resume=True, **arguments)
 
 
 def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(finished, bars):
@@ -134,17 +123,12 @@ def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
     bars, finished, tmp_path, step, best_epoch
 ):
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train(tiny(bars), folder, callbacks=[stop_after(step)])
+    train_until(step, tiny(bars), folder)
     state = load_tensors(folder / LAST)[1]["state"]
     assert (state["step"], state["best_epoch"]) == (step, best_epoch)
     resume(folder)
     assert contents(folder) == contents(finished)
     assert leftovers(folder) == []
-
-
-class PowerCut(BaseException):
-    """An end that no handler of errors catches."""
 
 
 @pytest.mark.parametrize(
@@ -178,18 +162,6 @@ def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
     resume(tmp_path / "run", callbacks=[watch])
     assert watch.steps[0] == last_saved + 1
     assert contents(tmp_path / "run") == contents(finished)
-
-
-def test_the_seed_alone_decides_the_weights(bars, finished, tmp_path):
-    torch.manual_seed(99)
-    before = torch.get_rng_state()
-    train(tiny(bars), tmp_path / "same")
-    assert torch.equal(torch.get_rng_state(), before)
-    assert contents(tmp_path / "same") == contents(finished)
-    train(tiny(bars, seed=1), tmp_path / "different")
-    different = contents(tmp_path / "different")
-    for file in ("model.safetensors", LAST):
-        assert different[file] != contents(finished)[file]
 
 
 def test_rows_of_steps_come_at_intervals(bars, tmp_path, monkeypatch):
@@ -293,8 +265,7 @@ def test_weights_that_are_not_finite_never_replace_a_checkpoint_or_a_model(
 
 def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     data = write_bars(tmp_path / "bars.npz")
-    with pytest.raises(Interrupted):
-        train(tiny(data), tmp_path / "run", callbacks=[stop_after(1)])
+    train_until(1, tiny(data), tmp_path / "run")
     before = (tmp_path / "run" / LAST).read_bytes()
     arrays = dict(np.load(data))
     brighter = arrays["images"].copy()
@@ -327,9 +298,8 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
 def test_a_resumed_run_refuses_a_configuration_that_was_edited(stopped, changes, sentence):
     edit_config(stopped, **changes)
     before = contents(stopped)
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=sentence):
         resume(stopped)
-    assert sentence in str(raised.value)
     assert contents(stopped) == before
 
 
@@ -351,30 +321,22 @@ def test_a_state_that_no_training_has_is_refused(stopped, changes, sentence):
     last = stopped / LAST
     tensors, description = load_tensors(last)
     save_tensors(last, tensors, description | {"state": description["state"] | changes})
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=f"^{last}: is not the state of this training .*{sentence}"):
         resume(stopped)
-    assert str(raised.value).startswith(f"{last}: is not the state of this training (")
-    assert sentence in str(raised.value)
 
 
-DAMAGES = {
-    "zeroed": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
-    "absent": None,
-    "model": None,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["zeroed", "absent", "model"])
 def test_from_a_damaged_checkpoint_a_run_continues_with_the_one_before_it(
     finished, stopped, damage
 ):
     last = stopped / LAST
+    half = last.stat().st_size // 2
     if damage == "absent":
         last.unlink()
     elif damage == "model":
         shutil.copy(finished / "model.safetensors", last)
     else:
-        last.write_bytes(DAMAGES[damage](last.read_bytes()))
+        last.write_bytes(last.read_bytes()[:half] + bytes(half))
     watch = Watch()
     resume(stopped, callbacks=[watch])
     assert watch.steps == [5, 6]
@@ -443,6 +405,7 @@ def test_names_and_paths_train_in_the_next_free_folder(bars, finished, tmp_path,
     assert contents(run.path)["model.safetensors"] == contents(finished)["model.safetensors"]
     run = train("mine.toml", stop_at=0.01, device="cpu")
     assert run.path == Path("runs/mine-bars-2")
+    assert train("mine.toml", resume=True, device="cpu").path == run.path  # the newest
 
     with pytest.raises(Interrupted):
         train("capsnet", **(tiny(bars).flat() | {"callbacks": [stop_after(1)]}))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -10,16 +12,14 @@ from torchcaps.models import create_model
 from torchcaps.tasks import complete_config, task_class
 from torchcaps.tasks._config import read_settings
 from torchcaps.training import (
-    Interrupted,
     TrainConfig,
     list_recipes,
     load_recipe,
     register_recipe,
-    train,
 )
 from torchcaps.training.recipes import RECIPES
 
-from .makers import TINY, stop_after
+from .makers import TINY, train_until
 
 # Models of millions of weights take their time.
 SMALL = {
@@ -84,8 +84,7 @@ def test_a_recipe_takes_a_step(name, tmp_path):
     config = config.updated(data=write_set(tmp_path, config), holdout=0.25, device="cpu")
     options = config.model.options | SMALL.get(config.model.name, {})
     config = config.updated(model_options=options)
-    with pytest.raises(Interrupted, match="stopped after step 1 of"):
-        train(config, tmp_path / "run", callbacks=[stop_after(1)])
+    train_until(1, config, tmp_path / "run")
 
 
 def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
@@ -143,24 +142,20 @@ def test_an_unknown_recipe_suggests_the_nearest():
     [
         ("title = ", "Invalid value"),
         ("", "the entry 'run' is missing"),
-        (GOOD + "epoch = 3\n", "unknown setting 'epoch'; did you mean 'epochs'"),
         (GOOD + "grain = 1\n", "or 'graph'? (what a plug-in adds needs --import MODULE)"),
         (GOOD + "[budgets.small]\nrun = {}\n", "the entry 'cost' is missing"),
         (
             GOOD + '[[rows]]\nname = "a"\nwithin = { hour = { lr = 1 } }\n',
             "unknown budget of row a 'hour'",
         ),
-        (GOOD + 'batch_size = "many"\n', "batch_size: expected a whole number, got 'many'"),
         ('title = "t"\npublished = "p"\nrun = 3\n', "expected names with values, got 3"),
     ],
 )
 def test_a_bad_recipe_file_is_named_with_its_fault(tmp_path, content, complaint):
     path = tmp_path / "bad.toml"
     path.write_text(content)
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=f"^recipe {path}: .*{re.escape(complaint)}"):
         load_recipe(str(path))
-    assert str(raised.value).startswith(f"recipe {path}: ")
-    assert complaint in str(raised.value)
 
 
 def test_a_recipe_file_that_is_not_there_or_a_folder_is_named(tmp_path):
@@ -170,13 +165,8 @@ def test_a_recipe_file_that_is_not_there_or_a_folder_is_named(tmp_path):
             load_recipe(str(tmp_path / name))
 
 
-@pytest.fixture
-def restored():
-    with RECIPES.restored():
-        yield
-
-
-def test_a_registered_recipe_is_found_by_its_name(restored):
+def test_a_registered_recipe_is_found_by_its_name(restore):
+    restore(RECIPES)
     content = {"title": "a title", "published": "nothing", "run": {"epochs": 3}}
     register_recipe("mine", content)
     assert "mine" in list_recipes()

@@ -15,6 +15,8 @@ from torchcaps.training import Run, TrainConfig, folder
 from torchcaps.training.files import exclusive
 from torchcaps.training.folder import append_metrics, truncate_metrics
 
+from .makers import PowerCut
+
 ROW = {"kind": "step", "step": 20, "loss": 0.5}
 ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]
 
@@ -70,21 +72,6 @@ def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, attribute):
     assert getattr(run, attribute).read_bytes() == b"something"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with (
-        pytest.raises(RunError, match="file/run: the folder cannot be made"),
-        folder.hold(Run(tmp_path / "file" / "run"), TrainConfig()),
-    ):
-        pass
-
-
-def test_a_folder_without_a_run_is_not_opened(tmp_path):
-    for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(RunError, match=f"{path}: no run folder"):
-            Run.open(path)
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -96,12 +83,9 @@ def test_a_folder_without_a_run_is_not_opened(tmp_path):
 )
 def test_a_damaged_configuration_is_named_with_its_fault(run, content, complaint):
     (run.path / "config.json").write_text(content)
-    with pytest.raises(RunError) as raised:
+    file = run.path / "config.json"
+    with pytest.raises(RunError, match=f"^{file}: is no readable configuration .*{complaint}"):
         _ = run.config
-    assert str(raised.value).startswith(
-        f"{run.path / 'config.json'}: is no readable configuration ("
-    )
-    assert complaint in str(raised.value)
 
 
 def test_a_row_that_is_written_only_in_part_is_removed(run, monkeypatch):
@@ -183,22 +167,18 @@ def test_truncating_removes_later_rows_a_cut_line_and_partial_files(run):
     assert run.metrics_path.read_text() == ""
 
 
-class Killed(BaseException):
-    """An end that no handler of errors catches."""
-
-
 def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monkeypatch):
     write_json = folder.write_json
     names = []
 
     def killed(path, value):
         if names:
-            raise Killed
+            raise PowerCut
         write_json(path, value)
         names.append(path.name)
 
     monkeypatch.setattr(folder, "write_json", killed)
-    with pytest.raises(Killed), folder.hold(Run(tmp_path / "run"), TrainConfig()):
+    with pytest.raises(PowerCut), folder.hold(Run(tmp_path / "run"), TrainConfig()):
         pass
     monkeypatch.undo()
     assert names == ["environment.json"]  # the configuration, which makes it a run, comes last
@@ -252,12 +232,10 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
         lambda: folder.hold(run, run.config, is_new=False),
         lambda: folder.hold(run, TrainConfig()),
     ):
-        with pytest.raises(RunError) as raised, hold():
+        with pytest.raises(RunError, match=refusal), hold():
             pass
-        assert str(raised.value) == refusal
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=refusal):
         folder.check_new(run)
-    assert str(raised.value) == refusal
     holder.kill()
     holder.wait()
     with folder.hold(run, run.config, is_new=False):
@@ -280,7 +258,7 @@ def test_the_time_of_a_run_needs_the_speed_of_every_epoch(tmp_path):
         row = {
             "kind": "epoch",
             "score": "accuracy",
-            "images": 60,
+            "images": 60 * number,
             "best": True,
             "step": 3 * number,
             "epoch": number,
@@ -293,7 +271,7 @@ def test_the_time_of_a_run_needs_the_speed_of_every_epoch(tmp_path):
         assert run.seconds is None
         add_epoch(1, val_accuracy=0.5, images_per_second=30.0)
         add_epoch(2, val_accuracy=0.25, images_per_second=20.0)
-        assert run.seconds == 2.0 + 3.0
+        assert run.seconds == 2.0 + 6.0
         assert "50.00 %" in repr(run)
         add_epoch(3, val_accuracy=0.25, images_per_second=None)
         assert run.seconds is None

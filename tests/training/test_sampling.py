@@ -7,6 +7,7 @@ from tasks.makers import batch_of
 from torchcaps.data import Dataset, make_pairs, placed
 from torchcaps.models import CNN
 from torchcaps.tasks import create_task
+from torchcaps.testing import seeded
 from torchcaps.training import TrainConfig
 from torchcaps.training.sampling import (
     BATCH,
@@ -20,7 +21,7 @@ from torchcaps.training.sampling import (
 
 
 def images_of(count=8):
-    return torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    return torch.rand(count, 1, 12, 12, generator=seeded())
 
 
 def draw(images, indices, config, step):
@@ -34,7 +35,7 @@ def draw(images, indices, config, step):
         hidden=(),
         multilabel=images.labels.dim() == 2,
     )
-    generator = torch.Generator().manual_seed(step_seed(config, step))
+    generator = seeded(step_seed(config, step))
     return batch_of(create_task(model, config, images).train(), images, indices, generator)
 
 
@@ -114,7 +115,7 @@ def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
 
 
 def pairs_of(count=12):
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     images = torch.randint(0, 120, (count, 1, 10, 10), dtype=torch.uint8, generator=generator)
     source = Dataset(images, {"label": torch.arange(count) % 3}, ("a", "b", "c"), "some")
     return make_pairs(source, max_shift=2)

@@ -19,60 +19,67 @@ from .makers import TINY, Watch, tiny
 pytestmark = pytest.mark.filterwarnings("ignore:Sequential declares nothing")
 
 BASE = {"epochs": 2, "batch_size": 8, "holdout": 6, "loss": "cross_entropy", "precision": "fp32"}
-# Settings that change the weights after a few steps: the value, and what else has to be set.
+# Settings that change the weights after a few steps, and what else some of them need.
 WEIGHTS = {
-    "accumulate": (2, {}),
-    "aspect": (0.3, {}),
-    "balance": (True, {}),
-    "batch_size": (16, {}),
-    "class_weights": ("auto", {}),
-    "clip": (0.01, {}),
-    "color_jitter": (True, {}),
-    "crop": (16, {}),
-    "decay": (0.5, {"schedule": "exponential"}),
-    "degrees": (30.0, {}),
-    "ema": (0.9, {}),
-    "epoch_size": (16, {}),
-    "epochs": (3, {"schedule": "constant"}),
-    "erase": (8, {}),
-    "extended_at": ((1,), {}),
-    "flip": (True, {}),
-    "freeze": (("0.*",), {}),
-    "holdout": (12, {}),
-    "label_smoothing": (0.2, {}),
-    "loss": ("margin", {}),
-    "lr": (0.1, {}),
-    "lr_scale": ({"0.*": 0.1}, {}),
-    "milestones": ((1,), {"schedule": "steps"}),
-    "momentum": (0.5, {"optimizer": "sgd"}),
-    "morphology": (0.9, {}),
-    "nesterov": (True, {"optimizer": "sgd"}),
-    "optimizer": ("sgd", {}),
-    "optimizer_options": ({"betas": [0.5, 0.9]}, {}),
-    "per_class": (5, {}),
-    "precision": ("bf16", {}),
-    "schedule": ("constant", {}),
-    "seed": (1, {}),
-    "shear": (0.5, {}),
-    "shift": (3, {}),
-    "stop_at": (0.01, {}),
-    "weight_decay": (0.1, {}),
-    "zoom": (0.3, {}),
+    "accumulate": 2,
+    "aspect": 0.3,
+    "balance": True,
+    "batch_size": 16,
+    "class_weights": "auto",
+    "clip": 0.01,
+    "color_jitter": True,
+    "crop": 16,
+    "decay": 0.5,
+    "degrees": 30.0,
+    "ema": 0.9,
+    "epoch_size": 16,
+    "epochs": 3,
+    "erase": 8,
+    "extended_at": (1,),
+    "flip": True,
+    "freeze": ("0.*",),
+    "holdout": 12,
+    "label_smoothing": 0.2,
+    "loss": "margin",
+    "lr": 0.1,
+    "lr_scale": {"0.*": 0.1},
+    "milestones": (1,),
+    "momentum": 0.5,
+    "morphology": 0.9,
+    "nesterov": True,
+    "optimizer": "sgd",
+    "optimizer_options": {"betas": [0.5, 0.9]},
+    "per_class": 5,
+    "precision": "bf16",
+    "schedule": "constant",
+    "seed": 1,
+    "shear": 0.5,
+    "shift": 3,
+    "stop_at": 0.01,
+    "weight_decay": 0.1,
+    "zoom": 0.3,
 }
-# Settings that `load_dataset` is given, by its argument.
+REQUIREMENTS = {
+    "decay": {"schedule": "exponential"},
+    "epochs": {"schedule": "constant"},
+    "milestones": {"schedule": "steps"},
+    "momentum": {"optimizer": "sgd"},
+    "nesterov": {"optimizer": "sgd"},
+}
+# Settings that `load_dataset` is given.
 READING = {
-    "data": ("photos", "name"),
-    "root": ("elsewhere", "root"),
-    "img_size": ((20, 24), "img_size"),
-    "max_bytes": (1 << 30, "max_bytes"),
-    "storage": ("disk", "storage"),
-    "workers": (3, "workers"),
-    "label_column": ("kind", "label_column"),
-    "value_column": ("angle", "value_column"),
-    "label_separator": ("|", "label_separator"),
-    "group_column": ("patient", "group_column"),
-    "group_pattern": ("(a)", "group_pattern"),
-    "skip_damaged": (True, "skip_damaged"),
+    "data": "photos",
+    "root": "elsewhere",
+    "img_size": (20, 24),
+    "max_bytes": 1 << 30,
+    "storage": "disk",
+    "workers": 3,
+    "label_column": "kind",
+    "value_column": "angle",
+    "label_separator": "|",
+    "group_column": "patient",
+    "group_pattern": "(a)",
+    "skip_damaged": True,
 }
 # Those that have a test of their own below or in the file that is named.
 ELSEWHERE = {
@@ -127,10 +134,9 @@ def test_every_setting_is_tested():
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_setting_of_the_training_changes_the_weights(images, expected, name):
-    value, others = WEIGHTS[name]
-    settings = BASE | others
-    unchanged = weights_of(images, settings) if others else expected
-    assert not torch.equal(weights_of(images, settings | {name: value}), unchanged)
+    settings = BASE | REQUIREMENTS.get(name, {})
+    unchanged = weights_of(images, settings) if name in REQUIREMENTS else expected
+    assert not torch.equal(weights_of(images, settings | {name: WEIGHTS[name]}), unchanged)
 
 
 @pytest.mark.parametrize("name", READING)
@@ -141,9 +147,8 @@ def test_a_setting_of_the_data_reaches_the_reader(monkeypatch, name):
         calls.append({"name": name, "split": split, "root": root, **options})
 
     monkeypatch.setattr(sampling, "load_dataset", read)
-    value, argument = READING[name]
-    sampling.load_images(TrainConfig.of(**{name: value}), "test")
-    assert calls[0][argument] == value
+    sampling.load_images(TrainConfig.of(**{name: READING[name]}), "test")
+    assert calls[0]["name" if name == "data" else name] == READING[name]
     assert calls[0]["split"] == "test"
 
 
@@ -189,9 +194,10 @@ def test_a_model_by_its_name_shifts_its_images_and_a_configuration_does_not():
 
 
 def test_the_configuration_of_a_run_folder_leaves_nothing_open(bars, tmp_path):
-    run = train(tiny(bars, holdout=None), tmp_path / "run")
+    run = train(tiny(bars, holdout=None, batch_size=None), tmp_path / "run")
     settings = json.loads((run.path / "config.json").read_text())
     assert Run(run.path).config == run.config
+    assert settings["training"]["batch_size"] == 8
     assert settings["task"]["loss"] == "margin"
     assert settings["optimizer"]["clip"] == 1.0
     assert settings["data"]["holdout"] == 0.1

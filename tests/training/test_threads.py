@@ -12,7 +12,7 @@ from torch.__config__ import parallel_info
 
 from torchcaps.training import Interrupted, Run, device, train
 
-from .makers import TINY, Watch, contents, stop_after, tiny
+from .makers import TINY, Watch, assert_resumes, contents, resume, stop_after, tiny
 
 CPU = torch.device("cpu")
 
@@ -49,14 +49,7 @@ def test_random_numbers_continue_where_a_training_stopped(bars, tmp_path, source
     if source == "router":
         options = TINY | {"routing": "slot_attention", "decoder": (4, 4)}
         config = tiny(bars, model_options=options)  # whose poses draw
-    train(config, tmp_path / "uninterrupted")
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", callbacks=[stop_after(4)])
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    train(config, tmp_path / "run", resume=True)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert contents(tmp_path / "run") == contents(tmp_path / "uninterrupted")
+    assert_resumes(config, tmp_path, step=4)
 
 
 @pytest.fixture
@@ -124,6 +117,6 @@ def test_a_run_goes_on_with_the_threads_that_were_chosen(four_threads, bars, tmp
     monkeypatch.setattr(device, "measure_slowdown", lambda: 0.5)
     counts = []
     watch = Watch(lambda *_: counts.append(torch.get_num_threads()))
-    train(tiny(bars), tmp_path, resume=True, callbacks=[watch])
+    resume(tmp_path, callbacks=[watch])
     assert set(counts) == {1}
     assert torch.get_num_threads() == 2

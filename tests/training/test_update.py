@@ -8,13 +8,13 @@ from torch import nn
 
 import torchcaps as tc
 from checks import assert_equal, column
-from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.training import TrainConfig, fit, train
+from torchcaps.training.callbacks import copy_state
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer, register_optimizer
 from torchcaps.training.schedules import learning_rates, set_learning_rates
 
-from .makers import Watch, assert_resumes, stop_after, tiny
+from .makers import Watch, assert_resumes, resume, stop_after, tiny
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "holdout": 6, "shift": 0, "seed": 3}
 
@@ -34,15 +34,6 @@ class Network(nn.Module):
 
     def forward(self, images):
         return self.head(self.stem(images.double()))
-
-
-@pytest.fixture(scope="module")
-def images(bars):
-    return load_dataset(bars, "train")
-
-
-def copy_state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def optimizer_of(model, **settings):
@@ -323,6 +314,6 @@ def test_patience_counts_anew_where_a_training_is_extended(bars, tmp_path, monke
     give_scores(monkeypatch, [0.9, 0.5])
     run = train(tiny(bars, patience=2), tmp_path / "run")
     give_scores(monkeypatch, [0.5, 0.4, 0.3, 0.2])
-    train(TrainConfig(), run.path, resume=True, epochs=6)
+    resume(run.path, epochs=6)
     assert column(run.epochs, "epoch") == [1, 2, 3, 4]
     assert (run.best_epoch, run.is_finished) == (1, True)

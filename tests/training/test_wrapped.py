@@ -12,18 +12,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import torchcaps as tc
+from checks import assert_equal
 from torchcaps.errors import ArgumentError
+from torchcaps.testing import seeded
 from torchcaps.types import WrappedNetwork, declares, find_network, model_metadata, spec_of
 
-from .makers import TINY
+from .makers import TINY, tiny_capsnet
 
-SIZES = {"num_classes": 3, "img_size": (18, 20)}
 SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 8, "seed": 3}
-
-
-def network(**options):
-    generator = torch.Generator().manual_seed(0)
-    return tc.create_model("capsnet", generator=generator, **SIZES, **TINY, **options)
 
 
 class Holder(nn.Module):
@@ -88,7 +84,7 @@ class Scaled(Holder):
 class Ensemble(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net, self.net2 = network(), network()
+        self.net, self.net2 = tiny_capsnet(), tiny_capsnet()
 
     def forward(self, images):
         return (self.net(images) + self.net2(images)) / 2
@@ -118,8 +114,6 @@ WRAPPERS = {
     "Sequential": lambda net: nn.Sequential(nn.Identity(), net),
     "AveragedModel": AveragedModel,
     "own": Holder,
-}
-NESTED = {
     "wrapper in wrapper": lambda net: nn.DataParallel(AveragedModel(net)),
     "Sequential in Sequential": lambda net: nn.Sequential(nn.Sequential(nn.Identity(), net)),
     "compiled within": lambda net: nn.Sequential(torch.compile(net, backend="eager")),
@@ -134,12 +128,12 @@ CHANGED = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def images():
-    return torch.rand(48, 1, 18, 20, generator=torch.Generator().manual_seed(1))
+    return torch.rand(48, 1, 18, 20, generator=seeded(1))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def labels():
     return torch.arange(48) % 3
 
@@ -160,47 +154,39 @@ def outcome(model, images, labels, path):
         "activations": evaluation.activations,
         "predictions": predictions,
         "classes": (loaded.classes, model_metadata(model).classes),
+        "spec": spec_of(model),
     }
 
 
+@pytest.fixture(scope="module")
+def bare_outcome(images, labels, tmp_path_factory):
+    """What a caller has of the bare network."""
+    return outcome(tiny_capsnet(), images, labels, tmp_path_factory.mktemp("bare"))
+
+
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(name, images, labels, tmp_path):
-    bare = outcome(network(), images, labels, tmp_path / "bare")
-    wrapped = outcome(WRAPPERS[name](network()), images, labels, tmp_path / "wrapped")
-    weights = wrapped.pop("weights")
-    assert weights.keys() == bare["weights"].keys()
-    for key, expected in bare.pop("weights").items():
-        assert torch.equal(weights[key], expected)
-    outputs = wrapped.pop("outputs"), bare.pop("outputs")
+def test_a_wrapped_network_equals_the_bare_one_bit_for_bit(
+    name, bare_outcome, images, labels, tmp_path
+):
+    wrapped = outcome(WRAPPERS[name](tiny_capsnet()), images, labels, tmp_path)
     # Compiled code of some versions of torch rounds otherwise.
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-6 if name == "compiled" else 0)
-    for key in ("saved", "activations"):
-        assert torch.equal(wrapped.pop(key), bare.pop(key))
-    assert wrapped == bare
-
-
-@pytest.mark.parametrize("name", NESTED)
-def test_wrappers_within_wrappers_are_seen_through(name, images, labels, tmp_path):
-    bare = network()
-    model = NESTED[name](copy.deepcopy(bare))
-    for each in (bare, model):
-        tc.fit(each, images, labels, **SETTINGS, verbose=False)
-    assert spec_of(model) == bare.spec
-    loaded = tc.load(tc.save(model, tmp_path / "model"))
-    assert torch.equal(loaded(images), bare.eval()(images))
-    expected = tc.evaluate(bare, (images, labels)).to_dict()
-    assert tc.evaluate(model, (images, labels)).to_dict() == expected
+    atol = 1e-6 if "compiled" in name else 0
+    torch.testing.assert_close(wrapped.pop("outputs"), bare_outcome["outputs"], rtol=0, atol=atol)
+    for key in ("weights", "saved", "activations"):
+        assert_equal(wrapped.pop(key), bare_outcome[key])
+    for key, expected in wrapped.items():
+        assert expected == bare_outcome[key], key
 
 
 def net_of_normalized():
-    return nn.Sequential(Normalize(), network(decoder=False))
+    return nn.Sequential(Normalize(), tiny_capsnet(decoder=False))
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_stage_that_changes_images_keeps_its_part(name, images, labels, tmp_path):
     wrap, place = CHANGED[name]
-    bare = network(decoder=False)
-    model = wrap(network(decoder=False))
+    bare = tiny_capsnet(decoder=False)
+    model = wrap(tiny_capsnet(decoder=False))
     _, history = tc.fit(model, images, labels, **SETTINGS)
     _, expected = tc.fit(bare, (images - 0.5) / 0.25, labels, **SETTINGS)
     assert [row["val_loss"] for row in history] == [row["val_loss"] for row in expected]
@@ -230,7 +216,7 @@ def test_the_whole_is_saved_with_its_builder(images, labels, tmp_path):
 
 def test_the_drawings_of_a_wrapped_network_are_compared_with_the_images(images, labels):
     """The network is given normalized images and draws those of [0, 1]."""
-    model = nn.Sequential(Normalize(), network())
+    model = nn.Sequential(Normalize(), tiny_capsnet())
     [row] = tc.fit(model, images, labels, **SETTINGS | {"epochs": 1}).history
     drawn = find_network(model).reconstruct(find_network(model).capsules(images), labels)
     assert drawn.shape == images.shape
@@ -238,49 +224,44 @@ def test_the_drawings_of_a_wrapped_network_are_compared_with_the_images(images, 
 
 
 def test_a_network_keeps_no_trace_of_a_training_with_other_images(images, labels):
-    model = nn.Sequential(Normalize(), network(decoder=False))
+    model = nn.Sequential(Normalize(), tiny_capsnet(decoder=False))
     tc.fit(model, images, labels, **SETTINGS)
     assert model_metadata(model).classes == ("0", "1", "2")
     with pytest.raises(ArgumentError, match="expected .preprocess"):
         tc.predict(model[1], images[:1])
 
 
-def test_a_stage_may_change_the_size_and_the_channels(images, labels):
-    large = F.interpolate(images, scale_factor=2)
-    colors = images.expand(-1, 3, -1, -1)
-    models = (
-        (nn.Sequential(nn.AvgPool2d(2), network(decoder=False)), large),
-        (Gray(network(decoder=False)), colors),
-    )
-    for model, inputs in models:
-        tc.fit(model, inputs, labels, **SETTINGS)
-        evaluation = tc.evaluate(model, (inputs, labels))
-        assert torch.equal(evaluation.activations, model(inputs).detach())
-        [row] = tc.predict(model, inputs[0])
-        assert row["activation"] == model(inputs[:1]).max().item()
+# By the sizes of the images.
+RESIZING_STAGES = {
+    "[8, 1, 36, 40]": (
+        lambda net: nn.Sequential(nn.AvgPool2d(2), net),
+        lambda images: F.interpolate(images, scale_factor=2),
+    ),
+    "[8, 3, 18, 20]": (Gray, lambda images: images.expand(-1, 3, -1, -1)),
+}
 
 
-def test_a_gray_stage_is_refused_by_save_once_the_images_are_known(images, labels, tmp_path):
-    model = Gray(network(decoder=False))
-    tc.fit(model, images.expand(-1, 3, -1, -1), labels, **SETTINGS)
-    with pytest.raises(ArgumentError, match="got Gray, which changes them before"):
+@pytest.mark.parametrize("sizes", RESIZING_STAGES)
+def test_a_stage_may_change_the_size_and_the_channels(sizes, images, labels, tmp_path):
+    wrap, change = RESIZING_STAGES[sizes]
+    model = wrap(tiny_capsnet(decoder=False))
+    inputs = change(images)
+    tc.fit(model, inputs, labels, **SETTINGS)
+    evaluation = tc.evaluate(model, (inputs, labels))
+    assert torch.equal(evaluation.activations, model(inputs).detach())
+    [row] = tc.predict(model, inputs[0])
+    assert row["activation"] == model(inputs[:1]).max().item()
+    with pytest.raises(ArgumentError, match="which changes them before"):
         tc.save(model, tmp_path / "model")
 
 
 def test_dropout_before_the_network_acts_in_training(images, labels, tmp_path):
-    bare = network()
-    model = nn.Sequential(nn.Dropout(0.5), network())
+    bare = tiny_capsnet()
+    model = nn.Sequential(nn.Dropout(0.5), tiny_capsnet())
     tc.fit(model, images, labels, **SETTINGS)
     tc.fit(bare, images, labels, **SETTINGS)
     assert not torch.equal(model(images), bare(images))
     assert torch.equal(tc.load(tc.save(model, tmp_path / "model"))(images), model(images))
-
-
-def test_weights_of_a_stage_are_trained(images, labels):
-    model = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), network())
-    before = model[0].weight.detach().clone()
-    tc.fit(model, images, labels, **SETTINGS)
-    assert not torch.equal(model[0].weight, before)
 
 
 def test_a_wrapped_trained_network_is_read_as_it_is(images):
@@ -292,23 +273,30 @@ def test_a_wrapped_trained_network_is_read_as_it_is(images):
         assert tc.predict(wrapped, digits.images[:3]) == tc.predict(model, digits.images[:3])
 
 
-@pytest.mark.parametrize("kind", [Softmax, SoftmaxInUse, Scaled])
+class Pairs(Holder):
+    """Takes no image alone."""
+
+    def forward(self, first, second):
+        return self.net(first)
+
+
+@pytest.mark.parametrize("kind", [Softmax, SoftmaxInUse, Scaled, Pairs, lambda _: Ensemble()])
 def test_a_module_that_returns_other_outputs_is_no_wrapper(kind):
-    model = kind(network())
+    model = kind(tiny_capsnet())
     assert find_network(model) is model
     assert not declares(model)
 
 
-@pytest.mark.parametrize("name", WRAPPERS | NESTED | CHANGED)
+@pytest.mark.parametrize("name", WRAPPERS | CHANGED)
 def test_a_wrapped_network_begins_with_weights_of_the_bare_one(name, images, labels, tmp_path):
-    source = network(decoder=False)
+    source = tiny_capsnet(decoder=False)
     path = tc.save(source, tmp_path / "bare")
-    wrap = CHANGED[name][0] if name in CHANGED else (WRAPPERS | NESTED)[name]
-    net = tc.create_model("capsnet", decoder=False, **SIZES, **TINY)
+    wrap = CHANGED[name][0] if name in CHANGED else WRAPPERS[name]
+    sizes = {"num_classes": 3, "img_size": (18, 20)}
+    net = tc.create_model("capsnet", decoder=False, **sizes, **TINY)
     model = wrap(net)
     tc.fit(model, images, labels, init=str(path), lr=1e-12, **SETTINGS, verbose=False)
-    for key, weight in net.state_dict().items():
-        torch.testing.assert_close(weight, source.state_dict()[key], rtol=0, atol=1e-9)
+    torch.testing.assert_close(net.state_dict(), source.state_dict(), rtol=0, atol=1e-9)
 
 
 def test_the_whole_begins_with_weights_of_the_whole(images, labels, tmp_path):
@@ -321,44 +309,28 @@ def test_the_whole_begins_with_weights_of_the_whole(images, labels, tmp_path):
 
 
 def test_parameters_within_a_wrapper_have_their_names_in_it(images, labels):
-    model = nn.Sequential(nn.Conv2d(1, 1, 1), network())
-    frozen = model[1].conv.weight.detach().clone()
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), tiny_capsnet())
+    before = copy.deepcopy(model)
     tc.fit(model, images, labels, freeze=["1.conv.*"], lr_scale={"0.*": 0.1}, **SETTINGS)
-    assert torch.equal(model[1].conv.weight, frozen)
+    assert torch.equal(model[1].conv.weight, before[1].conv.weight)
+    assert not torch.equal(model[0].weight, before[0].weight)
 
 
-@pytest.mark.parametrize(
-    ("wrap", "change", "shapes"),
-    [
-        (
-            lambda net: nn.Sequential(nn.AvgPool2d(2), net),
-            lambda images: F.interpolate(images, scale_factor=2),
-            "draws [8, 1, 18, 20], and the images are [8, 1, 36, 40]",
-        ),
-        (
-            Gray,
-            lambda images: images.expand(-1, 3, -1, -1),
-            "draws [8, 1, 18, 20], and the images are [8, 3, 18, 20]",
-        ),
-    ],
-)
-def test_a_decoder_behind_a_stage_that_resizes_is_refused(wrap, change, shapes, images, labels):
-    model = wrap(network())
+@pytest.mark.parametrize("sizes", RESIZING_STAGES)
+def test_a_decoder_behind_a_stage_that_resizes_is_refused(sizes, images, labels):
+    wrap, change = RESIZING_STAGES[sizes]
+    model = wrap(tiny_capsnet())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ArgumentError, match=f"{re.escape(shapes)}; bring .*reconstruction=0"):
+    sentence = re.escape(f"draws [8, 1, 18, 20], and the images are {sizes}; bring ")
+    with pytest.raises(ArgumentError, match=f"{sentence}.*reconstruction=0"):
         tc.fit(model, change(images), labels, **SETTINGS)
-    for key, weight in model.state_dict().items():
-        assert torch.equal(weight, before[key])
+    assert_equal(dict(model.state_dict()), dict(before))
     tc.fit(model, change(images), labels, reconstruction=0.0, **SETTINGS)
-
-
-def test_two_networks_declare_nothing_together():
-    assert find_network(model := Ensemble()) is model
 
 
 def test_a_network_is_found_without_a_trace():
     """Training flags, hooks and torch's generator are as before."""
-    model = Centered(network()).train()
+    model = Centered(tiny_capsnet()).train()
     state = torch.get_rng_state()
     flags = [module.training for module in model.modules()]
     assert isinstance(find_network(model), WrappedNetwork)
@@ -367,25 +339,20 @@ def test_a_network_is_found_without_a_trace():
     assert not model.net._forward_hooks and not model.net._forward_pre_hooks
 
 
-def test_a_wrapper_that_takes_no_image_is_refused_as_before():
-    class Pairs(Holder):
-        def forward(self, first, second):
-            return self.net(first)
-
-    assert find_network(model := Pairs(network())) is model
-
-
-def test_a_network_of_unknown_size_is_found_where_nothing_needs_to_be_tried(images, labels):
+def test_a_network_of_unknown_size_is_found_where_nothing_needs_to_be_tried(images, labels, capsys):
     net = Lengths()
     net.spec = tc.ModelSpec(activation="length", loss="margin")
     assert find_network(holder := Holder(net)) is holder
-    for model in (nn.Sequential(Normalize(), net), nn.DataParallel(net)):
+    for model in (nn.Sequential(Normalize(), net), nn.DataParallel(net), net):
         assert spec_of(model) == net.spec
         assert "train_margin" in tc.fit(model, images, labels, **SETTINGS).history[0]
+        activations = tc.evaluate(model, (images, labels)).activations
+        assert torch.equal(activations, model(images).detach())
+    assert "declares nothing" not in capsys.readouterr().err
 
 
 def test_fit_says_that_the_wrapper_has_no_part(images, labels, capsys):
-    tc.fit(nn.DataParallel(network()), images, labels, **SETTINGS)
+    tc.fit(nn.DataParallel(tiny_capsnet()), images, labels, **SETTINGS)
     assert "the network within DataParallel is trained without it\n" in capsys.readouterr().err
 
 
@@ -407,15 +374,6 @@ def test_other_outputs_are_named_and_not_warned_of(kind, images, labels, capsys)
     assert "declares nothing, so its outputs are taken for logits, with the loss" in sentences
     assert "as the lengths of capsules" not in sentences
     tc.fit(kind(), images, labels, **SETTINGS, verbose=False)
-
-
-def test_what_the_sentence_advises_is_taken(images, labels, capsys):
-    model = Lengths()
-    model.spec = tc.ModelSpec(activation="length", loss="margin")
-    [row, _] = tc.fit(model, images, labels, **SETTINGS).history
-    assert "train_margin" in row
-    assert "declares nothing" not in capsys.readouterr().err
-    assert torch.equal(tc.evaluate(model, (images, labels)).activations, model(images).detach())
 
 
 def test_prefixes_come_off_modules_that_declare_nothing(tmp_path, images, labels):

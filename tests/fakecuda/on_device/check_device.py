@@ -8,11 +8,6 @@ import torch
 from fakecuda import gpu
 
 
-@pytest.fixture
-def x():
-    return torch.arange(4.0, device="cuda")
-
-
 def test_tensors_are_on_a_gpu(x):
     assert x.device == torch.device("cuda", 0)
     assert (x @ x).item() == 14

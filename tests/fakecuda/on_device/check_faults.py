@@ -8,7 +8,6 @@ import torch
 
 import torchcaps as tc
 from fakecuda import gpu, runs
-from torchcaps.tasks.classify import Classify
 from torchcaps.training import folder
 from torchcaps.training.update import Updater
 
@@ -36,22 +35,6 @@ def run(tmp_path, monkeypatch):
         return ""
 
     return run_system
-
-
-@pytest.fixture
-def change_loss(monkeypatch):
-    """A function that lets another function change the losses of each training step."""
-
-    def change(function):
-        training_step = Classify.training_step
-
-        def changed_step(self, batch, fraction_trained):
-            losses = training_step(self, batch, fraction_trained)
-            return losses | {"loss": function(losses["loss"], losses["activation"])}
-
-        monkeypatch.setattr(Classify, "training_step", changed_step)
-
-    return change
 
 
 def test_no_fault_is_found_where_there_is_none(run):

@@ -9,11 +9,6 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture
-def x():
-    return torch.arange(4.0, device="cuda")
-
-
-@pytest.fixture
 def stream():
     return torch.cuda.Stream()
 

@@ -11,8 +11,8 @@ from torchcaps.data import label_tree
 from torchcaps.errors import TrainingError
 from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.tree import path_figures
-from torchcaps.training import TrainConfig, train
-from training.makers import Watch
+from torchcaps.testing import seeded
+from training.makers import Watch, assert_resumes
 
 TINY = {"img_size": 12, "channels": (4, 6), "kernels": (5, 3), "hidden": (8,)}
 pytestmark = pytest.mark.filterwarnings("default")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture
 def images():
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     labels = torch.arange(40) % 3
     pixels = 0.3 * torch.rand(40, 1, 12, 12, generator=generator)
     pixels[torch.arange(40), 0, 3 * labels] += 0.6
@@ -28,7 +28,7 @@ def images():
 
 
 def make_model():
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     return tc.create_model("cnn_baseline", num_classes=3, generator=generator, **TINY)
 
 
@@ -68,26 +68,8 @@ def test_a_gradient_that_stays_scaled_is_detected(images, monkeypatch):
 
 
 def test_fp16_resumes_with_its_scale(tmp_path):
-    config = TrainConfig.of(
-        model="cnn_baseline",
-        model_options={name: TINY[name] for name in ("channels", "hidden", "kernels")},
-        data="digits",
-        per_class=4,
-        holdout=0.2,
-        epochs=1,
-        batch_size=8,
-        device="cuda",
-        precision="fp16",
-        checkpoint_every=2,
-    )
-    with pytest.raises(tc.training.Interrupted):
-        train(config, tmp_path / "a", callbacks=[runs.StopAfter(2)])
-    train(config, tmp_path / "a", resume=True)
-    train(config, tmp_path / "b")
-    rows = [tc.training.Run(tmp_path / name).epochs[0] for name in "ab"]
-    assert rows[0]["train_loss"] == rows[1]["train_loss"]
-    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
-    assert models[0] == models[1]
+    config = runs.settings("cnn_baseline", "fp16").updated(checkpoint_every=2)
+    assert_resumes(config, tmp_path, step=2)
 
 
 def test_fp16_and_tf32_are_refused_on_a_cpu(images):
