@@ -54,6 +54,26 @@ def test_a_quarter_of_the_images_of_a_minute_are_trained_with(field, tmp_path):
     assert [*(tmp_path / "work").rglob("*.safetensors")] == []
 
 
+def test_no_epoch_has_more_images_than_there_are(field, tmp_path, monkeypatch):
+    class Configured(Exception):
+        pass
+
+    def stop(_run, config):
+        assert config.data.epoch_size <= curves.LARGEST_EPOCH
+        raise Configured
+
+    monkeypatch.setattr(curves, "train_or_resume", stop)
+    for seconds in (15, 60):
+        for training in curves.trainings("mnist", seconds):
+            with pytest.raises(Configured):
+                curves.train(training, None, tmp_path)
+
+
+def test_a_longer_training_with_more_errors_is_not_of_the_frontier():
+    errors = {15: [2.0] * 3, 60: [1.0] * 3, 480: [1.5] * 3}
+    assert make_curves.frontier({"a": errors}) == {15: "a", 60: "a"}
+
+
 def test_eight_minutes_are_for_the_best_after_one(field):
     assert [*curves.trainings("digits", 480)] == []
     for training in curves.trainings("digits", 60):

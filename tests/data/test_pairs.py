@@ -94,6 +94,8 @@ def test_a_set_that_moves_keeps_its_padding(source):
     moved = pairs.to("cpu")
     assert moved.maker.singles(moved, [0, 1]).shape[-2:] == moved.img_size == (12, 12)
     assert_close(draw(moved, torch.arange(4)).inputs, draw(pairs, range(4)).inputs)
+    maker = make_pairs(source, 1, max_shift=2, pad=1, seed=7).to("cpu").maker
+    assert (maker.max_shift, maker.pad, maker.seed) == (2, 1, 7)
 
 
 # A set of pairs.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchcaps import testing
+from torchcaps import Capsules, testing
 from torchcaps.nn import CapsuleLinear, PrimaryCaps
 from torchcaps.testing import PropertyError, check_module, check_module_gradients, random_capsules
 
@@ -81,6 +81,25 @@ class Deaf(torch.nn.Linear):
 
     def load_state_dict(self, state, *options):
         return None
+
+
+class Wide(torch.nn.Linear):
+    """Many weights, and poses that none of them changes; a factor makes its gradients wrong."""
+
+    factor = 1.0
+
+    def forward(self, x):
+        y = super().forward(x)
+        activation = torch.sigmoid(self.factor * y + ((1 - self.factor) * y).detach())
+        return Capsules(torch.ones(*y.shape, 2, dtype=y.dtype), activation)
+
+
+def test_gradients_of_many_weights_are_checked():
+    wide = Wide(30, 30)
+    check_module_gradients(wide, torch.randn(2, 30))
+    wide.factor = 1.5
+    with pytest.raises(PropertyError, match="gradient against finite differences"):
+        check_module_gradients(wide, torch.randn(2, 30))
 
 
 @pytest.mark.parametrize(
