@@ -172,7 +172,10 @@ def margin_losses(data, seed, *, clips, rises):
 @pytest.mark.parametrize("rises", [False, True])
 def test_a_rate_that_rises_keeps_capsules_from_saturation(digits, seed, clips, rises):
     """With -s it prints the figures of the page."""
-    losses = margin_losses(digits, seed, clips=clips, rises=rises)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses = margin_losses(digits, seed, clips=clips, rises=rises)
+    assert any("they are saturated" in str(warning.message) for warning in caught) != rises
     print(f"clips {clips}, rises {rises}, seed {seed}: {max(losses):.2f}, {losses[-1]:.2f}")
     assert (max(losses) > 3) != rises
     assert losses[-1] < 0.35 or not rises
