@@ -93,8 +93,8 @@ def write_pictures() -> None:
         for system, curve in sorted(curves.items()):
             seconds = sorted(curve)
             means = [statistics.mean(curve[point]) for point in seconds]
-            style = {"linewidth": 2.5} if system in best else {"linewidth": 1, "alpha": 0.6}
-            axes.plot(seconds, means, marker="o", label=system, **style)
+            width = 2.5 if system in best else 1
+            axes.plot(seconds, means, marker="o", label=system, linewidth=width)
         axes.set(xscale="log", yscale="log", title=title)
         axes.set(xlabel="images, in seconds of one thread", ylabel="test error, %")
         axes.set_xticks(list(BUDGETS), list(BUDGETS.values()))

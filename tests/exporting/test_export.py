@@ -41,6 +41,7 @@ DYNAMIC = (
     "inverted_attention",
     "matrix_caps",
     "scae",
+    "segcaps_r1",
     "transforming_autoencoder",
     "vb_caps",
 )
@@ -164,7 +165,7 @@ def test_weights_that_cannot_be_stored_are_refused(tmp_path):
 
 
 def test_a_segmentation_network_gives_maps(tmp_path):
-    model = small_model("segcaps_r1")
+    model = small_model("unet_matched")
     exported = export(model, tmp_path / "model.pt2")
     assert exported.changed is None
     check_answers(model, exported.path)
