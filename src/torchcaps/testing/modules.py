@@ -173,7 +173,7 @@ def check_module_parameters(
 def check_module_gradients(module: nn.Module, inputs: Inputs) -> None:
     """In float64 the gradients of inputs and parameters equal finite differences.
 
-    It is for modules of few numbers.
+    It is for small modules. Those of more than 400 numbers are compared along random directions.
 
     Args:
         module: takes the inputs alone.
