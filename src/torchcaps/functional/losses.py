@@ -63,7 +63,10 @@ def margin_penalty(
     absent: float = 0.1,
     down_weight: float = 0.5,
 ) -> Float[Tensor, ""]:
-    """Margin loss without a warning, for trainings that restart saturated networks themselves."""
+    """Margin loss without a warning, for trainings that restart saturated networks themselves.
+
+    Arguments, result and errors are those of `margin_loss`.
+    """
     lengths = full_precision(activation)
     targets = _make_targets(lengths, labels)  # T
     if targets.is_floating_point():
