@@ -1,14 +1,6 @@
 """Steps that tests of many packages share."""
 
-import pytest
 import torch
-
-from torchcaps.errors import ArgumentError
-
-
-def refuses(message, error=ArgumentError):
-    """What is inside ends in an error whose message matches a regular expression."""
-    return pytest.raises(error, match=message)
 
 
 def column(rows, name):

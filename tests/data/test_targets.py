@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from checks import refuses
 from torchcaps.data.targets import read_targets
+from torchcaps.errors import ArgumentError
 
 MASK = np.array([[0, 1, 2], [0, 0, 2]])
 MASKS = np.stack([MASK, MASK[:, ::-1]])  # of two images, 2 x 3 pixels
@@ -83,7 +83,7 @@ def test_each_form_becomes_the_target_that_it_says(labels, target, name, rows, c
     ],
 )
 def test_what_is_no_form_or_two_is_refused_in_one_sentence(labels, options, sentence):
-    with refuses(sentence):
+    with pytest.raises(ArgumentError, match=sentence):
         read_targets(labels, **options)
 
 

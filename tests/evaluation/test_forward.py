@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import (
     check_labeled,
     device_of,
@@ -53,7 +53,7 @@ def test_batches_are_joined_in_order_and_the_mode_comes_back():
 
 
 def test_a_model_that_gives_maps_is_refused():
-    with refuses("output of the model: expected"):
+    with pytest.raises(ArgumentError, match="output of the model: expected"):
         image_activations(nn.Identity(), IMAGES)
 
 
@@ -71,5 +71,5 @@ def test_a_model_that_gives_maps_is_refused():
     ],
 )
 def test_images_and_labels_that_do_not_fit(images, labels, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         check_labeled(images, torch.tensor(labels))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import dynamic_routing, squash, uniform_routing
 from torchcaps.testing import random_votes
 
@@ -82,7 +82,7 @@ def test_a_detached_gradient_treats_the_coupling_as_constant():
 
 
 def test_wrong_arguments():
-    with refuses(r"votes: expected \[\*batch, children, parents, dim\]"):
+    with pytest.raises(ArgumentError, match=r"votes: expected \[\*batch, children, parents, dim\]"):
         dynamic_routing(torch.rand(3, 4, 5))
-    with refuses("iterations: expected at least 1, got 0"):
+    with pytest.raises(ArgumentError, match="iterations: expected at least 1, got 0"):
         dynamic_routing(torch.rand(1, 3, 4, 5), 0)

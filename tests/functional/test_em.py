@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import em_routing
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.testing import random_votes, seeded
@@ -106,18 +106,20 @@ def test_temperatures():
     assert temperatures(3, 0.01) == pytest.approx([0.0005, 0.000975, 0.00142625])
     assert temperatures(2, [0.1, 0.2]) == [0.1, 0.2]
     message = "inverse_temperature: expected a number or 3 of them, got 2"
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         temperatures(3, [0.1, 0.2])
-    with refuses("iterations: expected at least 1, got 0"):
+    with pytest.raises(ArgumentError, match="iterations: expected at least 1, got 0"):
         temperatures(0, 0.1)
 
 
 def test_wrong_arguments():
     votes = random_votes(2, 9, 3, 4)
     activation = torch.rand(2, 9)
-    with refuses(r"votes: expected \[\*batch, children, parents, dim\]"):
+    with pytest.raises(ArgumentError, match=r"votes: expected \[\*batch, children, parents, dim\]"):
         em_routing(votes[0, 0], activation, 0.0, 0.0)
-    with refuses(r"activation: expected the votes' \[2, 9\], got \[2, 8\]"):
+    with pytest.raises(
+        ArgumentError, match=r"activation: expected the votes' \[2, 9\], got \[2, 8\]"
+    ):
         em_routing(votes, activation[:, :8], 0.0, 0.0)
-    with refuses(r"beta_u: expected \[parents=3\], got \[parents=4\]"):
+    with pytest.raises(ArgumentError, match=r"beta_u: expected \[parents=3\], got \[parents=4\]"):
         em_routing(votes, activation, torch.zeros(4), 0.0)

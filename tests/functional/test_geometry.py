@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import coordinate_addition, matrix_votes, receptive_centers
 from torchcaps.functional.geometry import Slide, receptive_field
 from torchcaps.testing import seeded
@@ -23,9 +23,9 @@ def test_poses_need_not_be_square():
 def test_poses_that_do_not_fit():
     weight = torch.rand(5, 3, 4, 4)
     message = r"pose: expected \[\*batch, children=5, in_dim=16\], got \[\*batch=2, children=4"
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         matrix_votes(torch.rand(2, 4, 16), weight)
-    with refuses("pose: expected .*in_dim=12"):
+    with pytest.raises(ArgumentError, match="pose: expected .*in_dim=12"):
         matrix_votes(torch.rand(2, 5, 15), weight)
 
 
@@ -54,9 +54,9 @@ def test_coordinates_are_added_to_other_elements():
     added = coordinate_addition(votes, rows, columns, indices=(0, 1))
     assert added[1, 0, 2, 3].nonzero().flatten().tolist() == [0, 1]
     assert coordinate_addition(votes, rows, columns, indices=(5, 5))[1, 0, 2, 3, 5] == 2
-    with refuses("indices: expected between 0 and 15, got 16"):
+    with pytest.raises(ArgumentError, match="indices: expected between 0 and 15, got 16"):
         coordinate_addition(votes, rows, columns, indices=(3, 16))
-    with refuses(r"columns: expected \[width=1\], got \[width=2\]"):
+    with pytest.raises(ArgumentError, match=r"columns: expected \[width=1\], got \[width=2\]"):
         coordinate_addition(votes, rows, rows)
 
 
@@ -64,7 +64,7 @@ def test_receptive_centers():
     assert receptive_centers(32, LAYERS) == [-8.0, -4.0, 0.0, 4.0]
     assert receptive_centers(4, []) == [-2.0, -1.0, 0.0, 1.0]
     assert receptive_centers(28, [(5, 2)]) == list(range(-12, 12, 2))
-    with refuses("size of the map: expected at least 3, got 2"):
+    with pytest.raises(ArgumentError, match="size of the map: expected at least 3, got 2"):
         receptive_centers(8, [(5, 2), (3, 1)])
 
 

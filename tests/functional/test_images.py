@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import move_by_matrix, shift_matrices, standardize
 from torchcaps.testing import seeded
 
@@ -46,12 +46,14 @@ def test_shifts_are_in_pixels_to_the_right_and_downwards():
 
 
 def test_wrong_arguments():
-    with refuses(r"matrices: expected \[batch=2, rows=3, columns=3\], got"):
+    with pytest.raises(
+        ArgumentError, match=r"matrices: expected \[batch=2, rows=3, columns=3\], got"
+    ):
         move_by_matrix(torch.zeros(2, 1, 4, 4), torch.eye(3)[None])
     message = r"images: expected \[batch, channels, height, width\], got \[4, 4\]"
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         move_by_matrix(torch.zeros(4, 4), torch.eye(3)[None])
-    with refuses(r"shifts: expected \[batch, shift=2\], got \[2\]"):
+    with pytest.raises(ArgumentError, match=r"shifts: expected \[batch, shift=2\], got \[2\]"):
         shift_matrices(torch.zeros(2), (4, 4))
 
 

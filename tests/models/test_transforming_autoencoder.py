@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import torchcaps as tc
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.testing import seeded
 from torchcaps.types import Capsules
@@ -142,13 +142,15 @@ def test_bounded_drawings_are_the_sigmoid_of_the_sum():
     ],
 )
 def test_a_transformation_of_the_other_kind(pose, transformation, expected):
-    with refuses(f"transformation: expected {expected}"):
+    with pytest.raises(ArgumentError, match=f"transformation: expected {expected}"):
         small_model(pose=pose)(IMAGES, transformation)
 
 
 def test_capsules_of_another_model():
     capsules = small_model(capsules=5).capsules(IMAGES)
-    with refuses(r"capsules: expected \[batch=3, capsules=4, dim=2\], got"):
+    with pytest.raises(
+        ArgumentError, match=r"capsules: expected \[batch=3, capsules=4, dim=2\], got"
+    ):
         small_model().reconstruct(capsules)
 
 

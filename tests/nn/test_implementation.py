@@ -1,9 +1,10 @@
 """One implementation for a whole model."""
 
+import pytest
 import torch
 
 import torchcaps
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.nn import CapsuleLinear, set_impl
 
 
@@ -39,7 +40,9 @@ def test_a_model_is_built_with_it_and_gives_the_same():
 
 
 def test_names_that_no_layer_knows_are_refused():
-    with refuses("impl.*'fast'"):
+    with pytest.raises(ArgumentError, match="impl.*'fast'"):
         set_impl(CapsuleLinear(4, 3, 2, 2), "fast")
-    with refuses("no layer of this Linear has an implementation 'blocked'"):
+    with pytest.raises(
+        ArgumentError, match="no layer of this Linear has an implementation 'blocked'"
+    ):
         set_impl(torch.nn.Linear(2, 2), "blocked")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.models import TransformedPairs, TransformingAutoencoder
 from torchcaps.tasks import evaluate_transforming, pose_changes
 from torchcaps.types import Capsules
@@ -132,8 +132,10 @@ def test_errors_beside_the_trivial_ones():
 
 def test_too_few_pairs_and_images_of_another_size_are_refused():
     model = TransformingAutoencoder(1, 4, capsules=2)
-    with refuses("number of pairs: expected at least 2, got 1"):
+    with pytest.raises(ArgumentError, match="number of pairs: expected at least 2, got 1"):
         evaluate_transforming(model, TransformedPairs(IMAGES[:1], IMAGES[:1], torch.zeros(1, 2)))
-    with refuses(r"images: expected \[batch, channels=1, height=4, width=4\], got"):
+    with pytest.raises(
+        ArgumentError, match=r"images: expected \[batch, channels=1, height=4, width=4\], got"
+    ):
         big = torch.zeros(2, 1, 5, 5)
         evaluate_transforming(model, TransformedPairs(big, big, torch.zeros(2, 2)))

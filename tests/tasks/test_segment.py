@@ -11,11 +11,12 @@ from PIL import Image
 from torch.testing import assert_close
 
 import torchcaps as tc
-from checks import column, refuses
+from checks import column
 from data.makers import write_masks
 from tasks.makers import batch_of
 from torchcaps.cli.main import main
 from torchcaps.data import Dataset, Preprocess, load_dataset, masked_set, render_shapes
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer.answers import ANSWERS
 from torchcaps.explorer.page import describe_run
@@ -186,21 +187,31 @@ def test_a_plain_module_learns_masks():
         lr=0.05,
     )
     assert history[-1]["val_loss"] < history[0]["val_loss"]
-    with refuses("expected .batch, classes without background=3, height=16, width=16., got"):
+    with pytest.raises(
+        ArgumentError,
+        match="expected .batch, classes without background=3, height=16, width=16., got",
+    ):
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 
 
 def test_images_settings_and_models_that_do_not_suit_are_refused():
     plain = Dataset(torch.zeros(2, 1, 16, 16), {"label": torch.tensor([0, 1])}, ("a", "b"), "plain")
-    with refuses("got .*'plain'.* with the targets label; give 'mask' by name"):
+    with pytest.raises(
+        ArgumentError, match="got .*'plain'.* with the targets label; give 'mask' by name"
+    ):
         create_task(model_of(), TrainConfig(), plain)
-    with refuses("morphology: expected 0 for images with masks, which would not fit, got 0.5"):
+    with pytest.raises(
+        ArgumentError,
+        match="morphology: expected 0 for images with masks, which would not fit, got 0.5",
+    ):
         create_task(model_of(), TrainConfig.of(morphology=0.5))
-    with refuses("takes a model whose outputs are of pixels, got CapsNet"):
+    with pytest.raises(
+        ArgumentError, match="takes a model whose outputs are of pixels, got CapsNet"
+    ):
         create_task(
             tc.create_model("capsnet", channels=8, primary_types=2), TrainConfig.of(task="segment")
         )
-    with refuses("takes a model whose outputs are of images, got UNet"):
+    with pytest.raises(ArgumentError, match="takes a model whose outputs are of images, got UNet"):
         create_task(model_of(), TrainConfig.of(task="classify"))
 
 
@@ -242,7 +253,9 @@ def test_a_task_that_draws_nothing_says_so(tmp_path):
     model.classes = tuple("0123456789")
     model.preprocess = tc.data.Preprocess((28, 28), 1)
     Image.new("L", (28, 28)).save(tmp_path / "one.png")
-    with refuses("output: the task classify draws nothing of single pictures"):
+    with pytest.raises(
+        ArgumentError, match="output: the task classify draws nothing of single pictures"
+    ):
         predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
 
 

@@ -10,10 +10,10 @@ from PIL import Image
 from torch.testing import assert_close
 
 import torchcaps as tc
-from checks import refuses
 from tasks.makers import SHORT_RUN, batch_of
 from torchcaps.cli.main import main
 from torchcaps.data import Dataset, label_tree
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import margin_loss
 from torchcaps.tasks import Classify, Tree, check_task, create_task, eval_outputs, evaluate_task
 from torchcaps.tasks.tree import level_weights, path_figures
@@ -164,7 +164,7 @@ def test_classes_that_are_paths_select_the_task():
     ],
 )
 def test_classes_models_and_losses_that_do_not_fit_are_refused(model, settings, classes, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         create_task(network(**model), TrainConfig.of(**settings), bars(classes=classes))
 
 
@@ -217,5 +217,8 @@ def test_the_recipe_shows_figures_that_the_evaluation_has():
 
 def test_a_model_of_more_outputs_than_classes_is_refused():
     plain = tc.create_model("resnet20", num_classes=9, in_chans=1, img_size=(12, 10), width=4)
-    with refuses(r"activation: expected \[batch, classes=5\], got \[batch=1, classes=9\]"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"activation: expected \[batch, classes=5\], got \[batch=1, classes=9\]",
+    ):
         check_task(create_task(plain, TrainConfig(), bars()), bars())

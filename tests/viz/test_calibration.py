@@ -1,4 +1,6 @@
-from checks import refuses
+import pytest
+
+from torchcaps.errors import ArgumentError
 from torchcaps.viz import calibration
 
 from .drawing import assert_nothing_cut, heights
@@ -32,5 +34,5 @@ def test_one_diagram_for_each_reading():
 
 
 def test_other_numbers_of_tables_are_refused():
-    with refuses("number of tables: expected between 1 and 3"):
+    with pytest.raises(ArgumentError, match="number of tables: expected between 1 and 3"):
         calibration({})

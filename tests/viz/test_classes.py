@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.viz import confusion_matrix, per_class_bars
 
 from .drawing import assert_nothing_cut, long_names, numbered, widths, words
@@ -36,7 +36,10 @@ def test_names_and_counts_thin_out_where_they_cannot_be_read():
 
 
 def test_matrices_that_do_not_fit():
-    with refuses(r"matrix: expected \[true=2, predicted=2\], got \[true=1, predicted=3\]"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"matrix: expected \[true=2, predicted=2\], got \[true=1, predicted=3\]",
+    ):
         confusion_matrix([[1, 2, 3]], ["a", "b"])
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.viz import curves, overlaid_curves
 
 from .drawing import assert_nothing_cut, numbered, texts, titles, words
@@ -83,7 +83,7 @@ def test_24_runs_are_distinguished_and_more_refused():
     styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
     assert len(styles) == 24
     assert_nothing_cut(figure)
-    with refuses("number of runs: expected between 1 and 24, got 25"):
+    with pytest.raises(ArgumentError, match="number of runs: expected between 1 and 24, got 25"):
         overlaid_curves(runs | {"one more": rows(0.1)})
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.viz import affine_curves
 
 from .drawing import assert_nothing_cut, long_names, numbered, panels, texts, words
@@ -52,7 +52,9 @@ def test_a_model_may_be_called_chance():
 
 
 def test_arguments_that_do_not_fit():
-    with refuses("number of models: expected between 1 and 6, got 0"):
+    with pytest.raises(ArgumentError, match="number of models: expected between 1 and 6, got 0"):
         affine_curves({}, units={})
-    with refuses("number of transformations: expected between 1 and 8, got 0"):
+    with pytest.raises(
+        ArgumentError, match="number of transformations: expected between 1 and 8, got 0"
+    ):
         affine_curves({"a": {}}, units={})

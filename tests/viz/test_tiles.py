@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.viz import coupling_map, overlaps, perturbations, reconstructions
 from torchcaps.viz.canvas import RED
 from torchcaps.viz.tiles import masks, overlay_support
@@ -69,7 +69,7 @@ def test_pairs_that_do_not_fit(changes, message):
         "predictions": [0, 0],
         "classes": ["cat"],
     }
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         reconstructions(**arguments | changes)
 
 
@@ -77,7 +77,9 @@ def test_pairs_that_do_not_fit(changes, message):
 def test_masks_refuse_an_index_that_is_no_class(argument, index):
     indices = dict.fromkeys(("true", "predicted"), np.ones((1, 4, 6), int))
     indices[argument] = np.full((1, 4, 6), index)
-    with refuses(f"{argument}: expected class indices from 0 to 1, got {index}"):
+    with pytest.raises(
+        ArgumentError, match=f"{argument}: expected class indices from 0 to 1, got {index}"
+    ):
         masks(np.zeros((1, 1, 4, 6)), **indices, classes=["background", "cell"])
 
 
@@ -157,7 +159,7 @@ def test_support_is_orange_and_opposition_blue_over_a_gray_image():
     ],
 )
 def test_maps_that_do_not_fit(changes, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         coupling_map(**mapped() | changes)
 
 

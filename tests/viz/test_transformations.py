@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.viz import generation_weights, image_rows, predicted_transformations
 
 from .drawing import assert_nothing_cut, long_names, panels, titles, words
@@ -58,5 +58,5 @@ def test_weights_in_gray_around_zero(shape):
 
 def test_arguments_that_do_not_fit():
     numbers = np.zeros((2, 2))
-    with refuses(r"predicted: expected \[n=2, m=2\], got \[n=2, m=3\]"):
+    with pytest.raises(ArgumentError, match=r"predicted: expected \[n=2, m=2\], got \[n=2, m=3\]"):
         predicted_transformations(numbers, np.zeros((2, 3)), names=["dx", "dy"])

@@ -4,7 +4,8 @@ import math
 import pytest
 import torch
 
-from checks import column, refuses
+from checks import column
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score
 
 from ..stubs import PixelReader, data_of, evaluate
@@ -135,12 +136,12 @@ def test_classes_with_samples_that_are_never_predicted_are_named():
 @pytest.mark.parametrize("label", [4, -1])
 def test_labels_that_are_no_class_are_refused(pets, label):
     pets.labels[-1] = label
-    with refuses(f"labels: expected between 0 and 3, got {label}"):
+    with pytest.raises(ArgumentError, match=f"labels: expected between 0 and 3, got {label}"):
         evaluate(PixelReader(4), pets)
 
 
 @pytest.mark.parametrize("activation", [7.5, -3.0, math.nan])
 def test_logits_and_nan_are_no_lengths(pets, activation):
     pets.images[2, 0, 0, 1] = activation
-    with refuses(r"activations: expected between -0.01 and 1.01, got"):
+    with pytest.raises(ArgumentError, match=r"activations: expected between -0.01 and 1.01, got"):
         evaluate(PixelReader(4), pets)

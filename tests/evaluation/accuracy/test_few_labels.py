@@ -1,6 +1,6 @@
 import pytest
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import labels_needed, log_area
 
 
@@ -29,5 +29,5 @@ def test_labels_needed_lie_on_the_line_between():
     ],
 )
 def test_curves_that_do_not_fit(counts, accuracy, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         log_area(counts, accuracy)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import HeldOutCalibration, calibrate, doubt, reliability
 from torchcaps.testing import seeded
 
@@ -93,7 +93,7 @@ def test_json_holds_everything():
         ("temperature", 0),
         ("error", "0.1"),
     ):
-        with refuses(f"^{name}: "):
+        with pytest.raises(ArgumentError, match=f"^{name}: "):
             HeldOutCalibration.from_dict(document | {name: figure})
 
 
@@ -135,5 +135,5 @@ def test_a_doubt_names_the_figure_and_its_limit(length, margin, error, reason):
 @pytest.mark.parametrize("limits", [5, {"changed": 1}, {"changed": {"length": "x"}}])
 def test_limits_that_are_none_are_refused(limits):
     figures = calibrate(LOGITS.softmax(dim=1), sample_labels(LOGITS)).to_dict()
-    with refuses("limits|length"):
+    with pytest.raises(ArgumentError, match="limits|length"):
         HeldOutCalibration.from_dict(figures | {"limits": limits})

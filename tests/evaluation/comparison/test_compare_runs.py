@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import t
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import compare_runs, holm
 
 # Standard deviations: how much images differ, and how much single answers are left to chance.
@@ -137,7 +137,7 @@ def test_figures_verdict_and_table_of_a_clear_difference():
     ],
 )
 def test_arguments_that_do_not_fit(first, second, options, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         compare_runs(torch.ones(first).bool(), torch.ones(second).bool(), **options)
 
 

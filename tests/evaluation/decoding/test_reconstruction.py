@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import decoding, perturb, reconstructions
 from torchcaps.types import ModelSpec
 
@@ -84,7 +84,9 @@ class Undeclared(PoseReader):
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), Undeclared()])
 def test_a_decoder_is_declared_and_not_guessed(model):
-    with refuses("model: expected one with class capsules and a decoder, got"):
+    with pytest.raises(
+        ArgumentError, match="model: expected one with class capsules and a decoder, got"
+    ):
         reconstructions(model, IMAGES)
 
 
@@ -98,5 +100,5 @@ def test_a_decoder_is_declared_and_not_guessed(model):
     ],
 )
 def test_arguments_that_do_not_fit(labels, options, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         perturb(PoseReader(), IMAGES, torch.tensor(labels), **options)

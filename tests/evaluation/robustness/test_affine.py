@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import affine_sweep, transform_images
 
 from ..stubs import PixelReader, share
@@ -84,5 +84,5 @@ def test_curves_keep_the_order_of_their_amounts():
     ],
 )
 def test_arguments_that_do_not_fit(options, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         affine_sweep(PixelReader(4), torch.rand(2, 1, 1, 4), torch.tensor([0, 1]), **options)

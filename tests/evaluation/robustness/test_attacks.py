@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
 from torchcaps.functional import margin_loss
 
@@ -84,7 +84,7 @@ def test_noise_is_as_large_as_it_says():
 )
 def test_arguments_that_do_not_fit(options, message, images):
     arguments = {"images": images, "labels": LABELS, "eps": 0.1} | options
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         pgd(Linear(WEIGHT), **arguments)
 
 
@@ -98,5 +98,7 @@ def test_the_vote_attack_goes_by_the_model_without_routing():
     assert torch.equal(changed, pgd(twin, *arguments, steps=3))
     assert not torch.equal(changed, pgd(model, *arguments, steps=3))
     assert model.layers[0].router.iterations == 3
-    with refuses("expected a capsule network with routed layers, got Linear"):
+    with pytest.raises(
+        ArgumentError, match="expected a capsule network with routed layers, got Linear"
+    ):
         vote_attack(Linear(WEIGHT), *arguments)

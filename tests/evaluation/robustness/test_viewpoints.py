@@ -1,6 +1,6 @@
 import pytest
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import compare_viewpoints
 from torchcaps.evaluation.robustness.viewpoints import match_familiar
 
@@ -78,5 +78,5 @@ def test_the_loss_of_a_baseline_above_the_target_is_its_own():
     ],
 )
 def test_curves_that_do_not_fit(familiar, novel, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         match_familiar(familiar, novel, 0.5)

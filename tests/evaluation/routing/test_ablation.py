@@ -3,8 +3,7 @@ from operator import methodcaller
 import pytest
 import torch
 
-from checks import refuses
-from torchcaps.errors import AblationUnsupportedError
+from torchcaps.errors import AblationUnsupportedError, ArgumentError
 from torchcaps.evaluation import (
     RoutingAblation,
     compare_answers,
@@ -128,7 +127,10 @@ def test_an_ablation_without_agreement():
 
 
 def test_an_activation_without_agreement_has_none_to_leave_out(sharp):
-    with refuses("agreement: expected True: with fixed couplings, no activation of this model"):
+    with pytest.raises(
+        ArgumentError,
+        match="agreement: expected True: with fixed couplings, no activation of this model",
+    ):
         routing_ablation(sharp, IMAGES, LABELS, agreement=False)
 
 

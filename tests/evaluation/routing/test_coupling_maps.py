@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import coupling_maps
 from torchcaps.evaluation.routing.coupling_maps import _hand_down, _spread_over_pixels, _window
 from torchcaps.models import create_model
@@ -169,7 +169,9 @@ def test_matrix_capsules_hand_support_down_through_convolutions(options):
 
 
 def test_networks_without_places_or_without_capsules_are_refused():
-    with refuses("expected the children of 'layers.0' to be capsules with places"):
+    with pytest.raises(
+        ArgumentError, match="expected the children of 'layers.0' to be capsules with places"
+    ):
         coupling_maps(RoutedPixels(6, 3), torch.rand(2, 1, 6, 4))
     cnn = create_model(
         "cnn_smallnorb",
@@ -177,5 +179,7 @@ def test_networks_without_places_or_without_capsules_are_refused():
         channels=(2, 2),
         hidden=(4,),
     )
-    with refuses("expected a capsule network with routed layers, got CNN"):
+    with pytest.raises(
+        ArgumentError, match="expected a capsule network with routed layers, got CNN"
+    ):
         coupling_maps(cnn, random_images(1, 1, 32, 32))

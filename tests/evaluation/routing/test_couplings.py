@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import coupling_dynamics, coupling_entropy, parse_tree
 
 from ..stubs import recorded
@@ -124,5 +124,5 @@ def test_idle_children_do_not_count():
     ],
 )
 def test_arguments_that_do_not_fit(measure, shape, num_labels, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         measure(recorded(torch.ones(shape)), LABELS[:num_labels])

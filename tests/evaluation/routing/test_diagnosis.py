@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from checks import assert_equal, refuses
+from checks import assert_equal
 from torchcaps import create_model, data
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import Starvation, diagnose
 from torchcaps.models import matched_cnn
 from torchcaps.models.notebook import parameter_count
@@ -139,7 +140,9 @@ def test_a_cnn_is_a_baseline_but_has_no_routing(capsnet, of_capsnet, digits):
     assert of_capsnet.baseline_parameters == pytest.approx(of_capsnet.parameters, rel=0.05)
     sentence = of_capsnet.verdicts()["baseline"]
     assert f"{of_capsnet.parameters:,} parameters against" in sentence
-    with refuses("model: expected a capsule network with routed layers, got CNN"):
+    with pytest.raises(
+        ArgumentError, match="model: expected a capsule network with routed layers, got CNN"
+    ):
         diagnose(matched_cnn(capsnet), digits, count=COUNT)
 
 
@@ -172,5 +175,5 @@ def test_a_seed_chooses_the_images():
     ],
 )
 def test_arguments_that_do_not_fit(model, options, message):
-    with refuses(message):
+    with pytest.raises(ArgumentError, match=message):
         diagnose(model, random_data(), **options)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from checks import refuses
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import ActivationDecay, capsule_activity, sign_test, starvation
 from torchcaps.evaluation.routing import couplings as health
 
@@ -92,5 +92,7 @@ def test_a_bias_lets_a_stack_see_the_sign(images):
 
 @pytest.mark.parametrize("measure", [lambda m, x: starvation(m, x, LABELS), sign_test])
 def test_a_model_without_routed_layers_is_refused(measure, images):
-    with refuses("model: expected a capsule network with routed layers, got Sequential"):
+    with pytest.raises(
+        ArgumentError, match="model: expected a capsule network with routed layers, got Sequential"
+    ):
         measure(nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), images)
