@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from time import process_time
 
@@ -18,7 +17,6 @@ from torch.testing import assert_close
 
 import torchcaps as tc
 from models.small import SMALL, SMALLER
-from outside.routers import VOTES
 from torchcaps.errors import ArgumentError, ExportError, UnknownNameError
 from torchcaps.exporting import Subject, export, register_export_format
 from torchcaps.exporting.formats import EXPORT_FORMATS
@@ -26,8 +24,7 @@ from torchcaps.exporting.onnx import read_onnx, write_onnx
 from torchcaps.exporting.torch import read_program
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional import ConvField
-from torchcaps.nn import LinearVotes, RoutedLayer
-from torchcaps.types import LayerSizes, spec_of
+from torchcaps.types import spec_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "answer_onnx.py"
 READERS = {".onnx": read_onnx, ".pt2": read_program}
@@ -178,22 +175,6 @@ def test_a_program_is_for_batches_of_any_size(name):
     images = torch.rand(5, *model.image_shape)
     with torch.no_grad():
         assert_close(program.module()(images), model(images), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", tc.nn.list_routers())
-def test_a_layer_of_every_routing_is_for_batches_of_any_size(name):
-    votes = VOTES.get(name, LinearVotes)(LayerSizes(24, 4, 5, 4))
-    layer = RoutedLayer(votes, name, partial(ConvField, kernel=2)).eval()
-    batch = {0: torch.export.Dim("batch", min=1)}
-
-    def children(count):
-        return tc.Capsules(torch.randn(count, 3, 3, 6, 4), torch.rand(count, 3, 3, 6))
-
-    with torch.no_grad():
-        shapes = (tc.Capsules(batch, batch),)
-        program = torch.export.export(layer, (children(2),), dynamic_shapes=shapes, strict=False)
-        inputs = children(5)
-        assert_close(program.module()(inputs), layer(inputs), atol=1e-5, rtol=1e-4)
 
 
 def test_a_file_for_one_size_of_batch_is_not_written(tmp_path, restore):
