@@ -144,9 +144,9 @@ def verdict_text(claim: Claim, judgment: Judgment) -> str:
 
 
 def interval_text(difference: float, interval: Sequence[float]) -> str:
-    """The difference with its interval, in points."""
-    low, high = (100 * bound for bound in interval)
-    return f"{100 * difference:+.2f} ({low:+.2f} to {high:+.2f})"
+    """The difference with its interval, in points, of the digits that claims.json has."""
+    points, low, high = (100 * _rounded(share) for share in (difference, *interval))
+    return f"{points:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def _arm_row(claim: Claim, arm: str, results: Sequence[ClaimResult]) -> dict[str, Any]:

@@ -23,7 +23,14 @@ from claims.results import (
     read_results,
 )
 from claims.runner import RATE_SEED, choose_rate, missing_trainings, run_claims
-from claims.table import arms_table, claims_table, further_seeds, judge_claims, verdict_text
+from claims.table import (
+    arms_table,
+    claims_table,
+    further_seeds,
+    interval_text,
+    judge_claims,
+    verdict_text,
+)
 from claims.verdict import judge_claim
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.testing import seeded
@@ -288,6 +295,10 @@ def test_broken_protocols_and_results_are_one_sentence(claim, tmp_path):
     (folder / "C-0.json").write_text("{}")
     with pytest.raises(RunError, match=r"C-0.json: is no readable result"):
         read_results(claim, tmp_path / "results")
+
+
+def test_the_effect_is_printed_with_the_digits_of_claims_json():
+    assert interval_text(-0.00004999999999, (-0.1, 0.1)) == "-0.01 (-10.00 to +10.00)"
 
 
 def test_the_document_has_the_cost_of_each_claim(request):
