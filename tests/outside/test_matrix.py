@@ -118,6 +118,8 @@ def test_compiles_and_exports_whole(name, kind, field, request):
         pytest.skip("compiled functions cannot be type-checked")
     torch._dynamo.reset()
     layer, children = make_layer(name, kind, field)
+    if hasattr(layer.router, "iterations"):
+        layer.router.iterations = 2  # what is traced for one more is the same
     expected = layer(children)
     assert_near(torch.compile(layer, fullgraph=True, backend="eager")(children), expected)
     batch = {0: torch.export.Dim("batch", min=1)}

@@ -31,7 +31,7 @@ from torchcaps.evaluation.base import (
     image_activations,
     proportion,
 )
-from torchcaps.models.backbone import head_on_backbone, head_on_features
+from torchcaps.models.backbone import head_on_backbone, head_on_features, plain_units
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import CapsuleHead
 from torchcaps.nn.generator import use_generator
@@ -189,6 +189,7 @@ def audit(
     correct = {}
     with open_row_file(Path(output)) if output else nullcontext() as write:
         head, images = _read(head_or_model, data, labels, config)
+        plain_units(head)  # refuses a head that has no equal before the first is trained
         if head.num_classes != images.num_classes:
             raise ArgumentError(
                 "data", f"expected {head.num_classes} classes, got {images.num_classes}"
