@@ -180,7 +180,7 @@ def check_shares(argument: str, numbers: Tensor, slack: float = 0) -> None:
     Raises:
         ArgumentError: for other numbers, such as logits and NaN.
     """
-    for number in numbers.aminmax():
+    for number in numbers.detach().aminmax():
         check_range(argument, float(number), -slack, 1 + slack)
 
 

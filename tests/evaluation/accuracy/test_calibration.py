@@ -28,7 +28,7 @@ def test_an_edge_belongs_to_the_bin_below_it_and_zero_to_the_first():
 def test_both_readings_of_unnormalized_lengths():
     # Sums to one: 0.75 and 0.75, one right, in one bin: |1/2 - 3/4|. Longest: 0.9 right, 0.6 wrong,
     # in two bins: (0.1 + 0.6) / 2.
-    activations = torch.tensor([[0.9, 0.3], [0.2, 0.6]])
+    activations = torch.tensor([[0.9, 0.3], [0.2, 0.6]], requires_grad=True)
     readings = calibration(activations, torch.tensor([0, 0]))
     assert readings.normalized.error == pytest.approx(0.25)
     assert readings.length.error == pytest.approx(0.35)

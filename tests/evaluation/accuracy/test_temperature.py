@@ -83,7 +83,7 @@ def test_the_interval_is_that_of_the_sixth_of_a_hundred_lengths():
 
 
 def test_json_holds_everything():
-    calibration = calibrate(LOGITS.softmax(dim=1), sample_labels(LOGITS))
+    calibration = calibrate(LOGITS.softmax(dim=1).requires_grad_(), sample_labels(LOGITS))
     document = json.loads(json.dumps(calibration.to_dict()))
     assert HeldOutCalibration.from_dict(document) == calibration
     for name, figure in (

@@ -102,7 +102,7 @@ def reliability(
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
     check_range("bins", bins, low=1)
-    wide = widen(confidence)
+    wide = widen(confidence.detach())
     edges = torch.linspace(0, 1, bins + 1, dtype=wide.dtype, device=wide.device)
     bin_of = torch.bucketize(wide, edges[1:-1])
     count = torch.bincount(bin_of, minlength=bins)
@@ -259,6 +259,7 @@ def calibrate(
     check_scores(activations, labels)
     check_range("number of classes", activations.shape[1], low=2)
 
+    activations = activations.detach()
     temperature = _fit_temperature(activations, labels)
     is_correct = activations.argmax(dim=1) == labels
     before = scaled_probabilities(activations, 1.0).amax(dim=1)
