@@ -265,7 +265,10 @@ class TrainingSettings(SettingsGroup):
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     seed: int = setting(
-        0, "seed of weights, order, augmentation and split", low=0, high=LARGEST_SEED
+        0,
+        "seed of order, augmentation and split; in train, of the weights too",
+        low=0,
+        high=LARGEST_SEED,
     )
     checkpoint_every: int = setting(
         100, "steps between checkpoints; there is also one after each epoch", low=1

@@ -249,6 +249,22 @@ def test_held_out_samples_are_read_whatever_the_loader_does_with_batches(options
     assert 0 <= epoch["val_accuracy"] <= 1
 
 
+def test_batches_of_a_sampler_of_the_caller_are_accumulated_one_by_one():
+    sizes = []
+
+    class Counting(nn.Sequential):
+        def forward(self, images):
+            if self.training:
+                sizes.append(len(images))
+            return super().forward(images)
+
+    sampler = BatchSampler(RandomSampler(range(24)), 3, drop_last=False)
+    loader = DataLoader(TensorDataset(pixels(), labels()), batch_sampler=sampler)
+    network = Counting(*linear())
+    tc.fit(network, loader, validation=loader, epochs=1, accumulate=4)
+    assert sizes == [3] * 8
+
+
 @pytest.mark.parametrize(
     ("data", "names", "validation"),
     [

@@ -48,6 +48,14 @@ def complete_config(
     """The configuration of a run with a value for each setting that it leaves open.
 
     A complete configuration is returned as it is. `TrainConfig.origins` says where values are from.
+    What is given stays. What is open is filled in this order, the first that has a value for it:
+
+    1. the model: the loss of its `spec`, if the task has it, or else the first one of the task;
+    2. the data: where images are kept; no reconstruction where a decoder cannot draw them;
+    3. the task: `clip`, and what its `default_settings` returns;
+    4. `DEFAULTS`, among them no augmentation (the shift of 2 of a model that is trained by its name
+       is a value of the model, which `train` fills before);
+    5. what the optimizer and the schedule read, and the size of a batch by the number of images.
 
     Args:
         config: of the run.

@@ -1,5 +1,8 @@
 """Callbacks: what is told of a training while it runs.
 
+All are told in one order, at the end too: `SecondStart`, the objects that a caller of `fit` passes,
+`BestWeights`, `EarlyEnd`, `ProgressBar`, and those that the settings `callbacks` and `log` name. So
+at the end an object that is passed finds the newest weights, and one that is named the best ones.
 Saving (`RunFolder`), the second start, the early end and the lines on stderr are callbacks too. Add
 one here, or with `register_callback`.
 """

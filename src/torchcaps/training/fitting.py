@@ -1,4 +1,17 @@
-"""Training a model in place on what the caller has."""
+"""Training a model in place on what the caller has.
+
+`fit` puts a training together. Who does what, in the order of the calls:
+
+1. `as_set` (inputs.py) makes a `Dataset` of what the caller gives, `split` (sampling.py) holds out
+   a part of it.
+2. `task_class` (tasks/_base.py) chooses the task, `complete_config` (tasks/_config.py) fills what
+   the configuration leaves open.
+3. `DatasetBatches` (sampling.py), or `LoaderBatches` (loaders.py), say which images a step has.
+4. `Trainer` (loop.py) takes the steps. In each, `Updater` (update.py) computes losses and gradients
+   and changes the weights; on a GPU, `StepGraph` (graph.py) replays both.
+5. Callbacks (callbacks.py) do what else happens: the second start, the best weights, the early end,
+   the bar; in `train` also the run folder (folder.py).
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -125,7 +138,7 @@ def fit(
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
-    if validation is not None and "holdout" in settings:
+    if validation is not None and settings.get("holdout") is not None:
         raise ArgumentError("holdout", "expected none beside images to validate with")
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     num_threads = next((callback.threads for callback in watchers if callback.threads), None)

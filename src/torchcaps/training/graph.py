@@ -97,6 +97,7 @@ class StepGraph:
             return self._take(item, numbers)
         self._send(values)
         self.graph.replay()
+        self.trainer.losses = self.losses  # not those of a last batch that was taken without it
         return self.means.clone()
 
     def _send(self, values: Sequence[Tensor]) -> None:
@@ -144,6 +145,7 @@ class StepGraph:
                 try:
                     numbers = to_device(values[0], self.device)
                     self.means = self._take(item, numbers.unbind())
+                    self.losses = self.trainer.losses
                 except Exception as error:  # the end of such a capture raises another one
                     reason = str(error)
                     raise

@@ -1,5 +1,6 @@
 """Training on a `Dataset` or a `DataLoader` of the caller, whose own transforms stay in force."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -165,7 +166,11 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
             raise ArgumentError(
                 name, f"expected none beside a DataLoader, which decides it, got {setting}"
             )
-    return config.updated(batch_size=data.batch_size)
+    batch_size = data.batch_size
+    if batch_size is None and data.batch_sampler is not None:  # a sampler of the caller's: the mean
+        dataset: Any = data.dataset
+        batch_size = math.ceil(len(dataset) / len(data))
+    return config.updated(batch_size=batch_size)
 
 
 def _part_loader(data: Any, rows: Any, **options: Any) -> DataLoader[Any]:

@@ -11,6 +11,7 @@ from fakecuda.kernels import stand_ins
 from fakecuda.runs import FP16, list_systems
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.training import (
+    Callback,
     TrainConfig,
     Trainer,
     graph as step_graph,
@@ -123,6 +124,29 @@ def test_a_failed_capture_leaves_the_training_as_it_was(tmp_path, monkeypatch):
     row = pairs.compare(SYSTEM, "fp16", tmp_path, **SETTINGS)
     assert row["reason"] == "no graph today" or row["reason"] == "the setting graph is no"
     assert row["differences"] == []
+
+
+class NewestLoss(Callback):
+    """Keeps the loss of the newest step as the trainer has it, and as callbacks are told it."""
+
+    is_late = True
+
+    def __init__(self):
+        self.pairs = []
+
+    def on_step(self, trainer, losses):
+        if losses["step"] == trainer.state.step:
+            self.pairs.append((float(trainer.losses["loss"]), losses["loss"]))
+
+
+def test_the_trainer_has_the_losses_of_the_newest_step(tmp_path):
+    """Also after a batch of fewer images, the sixth of each epoch, which no replay takes."""
+    newest = NewestLoss()
+    config = pairs.settings(SYSTEM, "fp32", graph="yes")
+    train(config, tmp_path / "run", callbacks=[newest])
+    assert len(newest.pairs) > 4
+    for loss, told in newest.pairs:
+        assert loss == pytest.approx(told)
 
 
 def test_a_graph_that_cannot_be_is_refused(tmp_path):
