@@ -155,8 +155,11 @@ def test_settings_of_the_data_hold_for_arrays_and_beside_images_to_validate_with
         callbacks=[watch],
     )
     assert len(watch.steps) == 3  # of 3 classes
-    with pytest.raises(ArgumentError, match="holdout: expected none beside images to validate"):
-        fit(tiny_capsnet(), *arrays, validation=images, holdout=0.2)
+    with pytest.raises(ArgumentError, match="per_class: expected at most"):  # of no class fewer
+        fit(tiny_capsnet(), *arrays, validation=images, per_class=len(images))
+    for name, amount in {"holdout": 0.2, "folds": 3, "fold": 1}.items():
+        with pytest.raises(ArgumentError, match=f"{name}: expected none beside images to validate"):
+            fit(tiny_capsnet(), *arrays, validation=images, **{name: amount})
     with pytest.raises(ValueError, match=r"images: expected .*18.*20"):
         fit(tiny_capsnet(), *arrays, img_size=12, epochs=1)
 

@@ -14,6 +14,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -227,10 +228,25 @@ def test_settings_that_a_loader_decides_are_refused():
         {"batch_size": 4},
         {"balance": True},
         {"epoch_size": 9},
+        {"per_class": 2},
     ):
         [name] = setting
         with pytest.raises(ArgumentError, match=f"{name}: expected none beside a DataLoader"):
             tc.fit(linear(), loader, epochs=1, **setting)
+    for name in ("per_class", "folds", "fold", "img_size"):
+        with pytest.raises(ArgumentError, match=f"{name}: expected none beside a TensorDataset"):
+            tc.fit(linear(), loader.dataset, epochs=1, **{name: 2})
+
+
+def test_a_loader_with_fewer_batches_than_it_says_is_refused():
+    class Short(SequentialSampler):
+        def __iter__(self):
+            return iter(range(12))
+
+    samples = TensorDataset(pixels(), labels())
+    loader = DataLoader(samples, batch_size=4, sampler=Short(samples))
+    with pytest.raises(DataError, match="data: expected 6 steps in an epoch, got 3"):
+        tc.fit(linear(), loader, validation=samples, epochs=2)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ def fit(
             alone. Masks do not move with it.
         validation: to choose the epoch by; by default a part of `data` is held out (setting
             `holdout`).
-        config: of the run; its model, its data set's name and its root are not looked at.
+        config: of the run; its model's name and options, its data set's name and its root are not
+            looked at.
         callbacks: objects that are told of steps and epochs, or names of registered ones, which
             take the place of the setting `callbacks`; see `Callback`.
         verbose: show what is done on stderr.
@@ -127,9 +128,11 @@ def fit(
 
     Raises:
         ValueError: for a setting, a model or images that cannot be used.
-        ArgumentError: `holdout` beside `validation`.
+        ArgumentError: `holdout` or folds beside `validation`; a setting that a `DataLoader` or a
+            map-style `Dataset` decides by itself.
         DataError: for images that are no set.
-        TrainingError: when the loss becomes non-finite, or memory is exhausted.
+        TrainingError: when the loss becomes non-finite, or memory is exhausted. The model then has
+            the weights of that step, and is in training mode.
 
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
@@ -138,8 +141,9 @@ def fit(
     network = find_network(model)
     names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
-    if validation is not None and settings.get("holdout") is not None:
-        raise ArgumentError("holdout", "expected none beside images to validate with")
+    for name in ("holdout", "folds", "fold"):
+        if validation is not None and settings.get(name) is not None:
+            raise ArgumentError(name, "expected none beside images to validate with")
     watchers = [callback for callback in callbacks if isinstance(callback, Callback)]
     num_threads = next((callback.threads for callback in watchers if callback.threads), None)
     place = config.training.device
@@ -224,7 +228,7 @@ def _fit_data(
         val_images = _read_set(validation, None, model, config, target, images.classes)
         val_images = cropped(match_classes(val_images, images.classes), config.data.crop)
         per_class = config.data.per_class
-        if per_class is not None and len(images) > per_class * images.num_classes:
+        if per_class is not None:
             rows = few_labels(images.labels, per_class, config.training.seed)
             images = images.subset(rows)
     return config, images, val_images, notes

@@ -24,7 +24,7 @@ from torchcaps.data.dataset import select_rows, set_labels
 from torchcaps.data.files import EncodedImages
 from torchcaps.data.pixels import to_float
 from torchcaps.data.targets import Form, read_targets
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import ArgumentError, DataError
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import Task
 from torchcaps.training.inputs import (
@@ -58,8 +58,9 @@ KEPT_OPTIONS = (
     "persistent_workers",
     "generator",
 )
-# Settings that the loader of a caller decides.
-DECIDED = ("batch_size", "balance", "epoch_size", "workers")
+# Settings that a data set of the caller decides, and those that a loader decides.
+DECIDED_BY_SET = ("per_class", "folds", "fold", "img_size")
+DECIDED_BY_LOADER = ("batch_size", "balance", "epoch_size", "workers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +157,20 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
     """The configuration with the batch size of a caller's loader.
 
     Raises:
-        ArgumentError: a setting that the loader decides by itself.
+        ArgumentError: a setting that the loader or the set decides by itself.
     """
-    if not isinstance(data, DataLoader):
-        return config
-    for name in DECIDED:
+    decided: tuple[str, ...] = DECIDED_BY_SET
+    if isinstance(data, DataLoader):
+        decided += DECIDED_BY_LOADER
+    for name in decided:
         setting = config.flat()[name]
         if setting not in (known_settings()[name].default, getattr(data, name, None)):
+            kind = type(data).__name__
             raise ArgumentError(
-                name, f"expected none beside a DataLoader, which decides it, got {setting}"
+                name, f"expected none beside a {kind}, which decides it, got {setting}"
             )
+    if not isinstance(data, DataLoader):
+        return config
     batch_size = data.batch_size
     if batch_size is None and data.batch_sampler is not None:  # a sampler of the caller's: the mean
         dataset: Any = data.dataset
@@ -213,6 +218,8 @@ class LoaderBatches(DatasetBatches):
                 pixels, read = read_samples(group, self.images.classes, forms=self.samples.forms)
                 yield Batch(to_float(pixels), read.tensors, torch.arange(len(pixels)))
             step += 1
+        if step < self.steps(number):  # which goes by the length that the loader states
+            raise DataError(f"data: expected {self.steps(number)} steps in an epoch, got {step}")
 
     def _loader(self, epoch: int) -> DataLoader[Any]:
         """The loader of an epoch, counted from 0."""

@@ -1,5 +1,10 @@
 """The training loop: plain steps of any task, by one or several processes.
 
+A step in order (`Trainer.step`): the learning rates; the seed of the step; the batch, augmented, in
+as many parts as `accumulate` says; losses and gradients of each; on a CPU the losses are read and
+must be finite; the gradient is clipped, the weights change, then their average. Callbacks are told
+of it afterwards, on a GPU of several steps together.
+
 Words:
     task: a model with its loss (`training_step`), its metrics (`compute_metrics`) and its batches.
         `Task.score` names the validation metric by which the best epoch is chosen; more is better.
