@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from claims.protocol import PLACE, Claim
 from claims.results import ClaimResult, pack_answers, pack_groups, read_results
 from torchcaps.reproduction.run import check_measures, measure_run, train_or_resume
-from torchcaps.training import Callback, Run
+from torchcaps.training import Callback, Interrupted, Run, StopWhen
 
 RATE_SEED = 1_000  # of the short trainings that choose a rate; no other training has it
 POLL_SECONDS = 5.0  # between two looks at what other processes work at
@@ -126,7 +126,8 @@ def run_claims(
     Raises:
         RunError: results that do not belong to the protocol.
         UnknownNameError: a protocol names a measure that is not registered.
-        Interrupted: a callback stopped a training; the state of the training is kept.
+        Interrupted: a callback stopped a training, whose state is kept; or a `StopWhen` says so
+            between two.
     """
     end = time.monotonic() + 60 * minutes
     done: list[ClaimResult] = []
@@ -135,6 +136,8 @@ def run_claims(
     for claim in ordered:
         check_measures(claim.recipe)
     while time.monotonic() < end:
+        if any(callback.condition() for callback in callbacks if isinstance(callback, StopWhen)):
+            raise Interrupted("stopped between two trainings")
         with _next_training(ordered, Path(results), Path(work), budget) as (training, is_last):
             if training is None and is_last:
                 break

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from claims.table import (
 from claims.verdict import judge_claim
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.testing import seeded
-from torchcaps.training import Interrupted
+from torchcaps.training import Interrupted, StopWhen
 from training import test_recipes
 from training.makers import Watch, stop_after
 
@@ -238,7 +239,7 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
         )
 
     with pytest.raises(Interrupted):
-        run(stop_after(5))  # after the rates, of one step each
+        run(stop_after(10))  # asked before each of four rates, after its one step, and in C-0
     assert names[3:] == ["mine, rate-N-0.01", "mine, C-0"]
     assert run(minutes=0) == []
     assert len(run()) == 4
@@ -338,6 +339,23 @@ def test_what_another_process_holds_is_left_to_it(claim, tmp_path, monkeypatch, 
     )
     assert names[:3] == ["mine, rate-C-0.01", "mine, rate-N-0.001", "mine, rate-C-0.001"]
     assert len(done) == len(set(names)) == 8
+
+
+def test_a_signal_ends_the_wait_for_another_process(claim, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
+    locks = tmp_path / "work" / ".locks"
+    locks.mkdir(parents=True)
+    asked = iter([False, False, True])
+    with ExitStack() as held:
+        for training in missing_trainings(claim, []):
+            held.enter_context(FileLock(locks / f"mine-{training.name}.lock"))
+        with pytest.raises(Interrupted, match="stopped between two trainings"):
+            run_claims(
+                [claim],
+                tmp_path / "results",
+                work=tmp_path / "work",
+                callbacks=[StopWhen(lambda: next(asked))],
+            )
 
 
 @pytest.mark.slow
