@@ -132,7 +132,7 @@ class BaseComparison(EvaluationResult):
 
     @property
     def _family_text(self) -> str:
-        """What the p-values allow for, in words: other tests, and images that are not independent."""
+        """What the p-values allow for, in words: other tests, and groups of images."""
         text = f", adjusted for {self.family} tests" if self.family > 1 else ""
         if self.num_groups is not None:
             text += f", by {self.num_groups:,} groups of images"
@@ -415,7 +415,7 @@ def _infer(
     adjust: Sequence[float],
 ) -> Json:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
-    student = error.distribution  # Student's t, of the difference around the true one
+    student = error.distribution  # Student's t, of the error of the difference
     # Two equal methods pass both one-sided tests in 80 % of tries if each fails in 10 %.
     quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2]).tolist()
     tail, equivalence_p = student.sf([abs(difference), margin - abs(difference)]).tolist()
