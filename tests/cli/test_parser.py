@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 import torchcaps as tc
 from torchcaps.cli.main import COMMANDS
-from torchcaps.cli.parser import WITHOUT_FLAG
+from torchcaps.cli.parser import WITHOUT_FLAG, _make_parser as make_parser
 from torchcaps.settings import known_settings
 from torchcaps.training import load_recipe
 
@@ -35,7 +35,7 @@ def test_help_fits_a_screen_with_an_example_and_says_no_python(command, monkeypa
 
 def test_a_bare_command_lists_every_command_once_in_groups(command):
     outcome = succeed(command())
-    assert outcome.out == succeed(command("--help")).out
+    assert outcome.out == succeed(command("--help")).out == succeed(command("--help-all")).out
     starts = [line.split()[0] for line in outcome.out.splitlines() if line.startswith("  ")]
     assert sorted(starts) == sorted(COMMANDS)
 
@@ -69,6 +69,7 @@ WRONG_LINES = (
     ("train capsnet more", "expected no further words, got more"),
     ("train capsnet --data digit", "unknown data set 'digit'; did you mean 'digits'"),
     ("train capsnet --epoch 3", "unknown flag '--epoch'; did you mean '--epochs'"),
+    ("train capsnet --epoch=3", "unknown flag '--epoch'; did you mean '--epochs'"),
     ("train capsnet --epochs", "--epochs: expected one argument"),
     ("train capsnet --epochs x", "--epochs: expected INT, got 'x'"),
     ("train capsnet --epochs 0", "epochs: expected at least 1, got 0"),
@@ -82,6 +83,7 @@ WRONG_LINES = (
     ("train capsnet --milestones 1,a", "--milestones: expected INT,..., got '1,a'"),
     ("train capsnet --option iterations", "--option: expected name=value, got 'iterations'"),
     ("train capsnet --option =2", "--option: expected name=value, got '=2'"),
+    ("train capsnet --lr-scale stem", "--lr-scale: expected NAME=VALUE,..., got 'stem'"),
     ("audit resnet20", "--data: expected a data set, got none"),
     ("diagnose x --count 5", "unknown flag '--count'; known: --baseline, --data"),
     ("diagnose x --images 1", "--images: expected at least 2, got 1"),
@@ -139,6 +141,28 @@ def test_a_printed_configuration_is_a_recipe_of_the_same_run(command, tmp_path):
     recipe = recipe.updated(seed=4, flip=False, model_options=options)
     assert config == tc.training.resolve_config(recipe)
     assert not (tmp_path / "runs").exists()
+
+
+def test_options_may_have_commas_and_patterns(command, tmp_path):
+    words = ("--optimizer-options", "betas=[0.8,0.9],eps=1e-7", "--lr-scale", "stem.*=0.5,b=2")
+    config = config_of(command, tmp_path, "capsnet", *words)
+    assert config.optimizer.lr_scale == {"stem.*": 0.5, "b": 2}
+    assert config.optimizer.options == {"betas": [0.8, 0.9], "eps": 1e-7}
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_a_description_may_have_a_percent_sign(is_short):
+    def accept(path: str, *, share: str = "3 %"):
+        """Accept pictures.
+
+        Args:
+            path: Of which 5 % are used.
+            share: Or 10 % of them.
+        """
+
+    text = make_parser("accept", accept, is_short).format_help()
+    assert re.search(r"PATH +Of which 5 % are used\.", text)
+    assert "Or 10 % of them. (default: 3 %)" in text
 
 
 def test_a_size_is_one_word_so_that_the_name_may_follow(command, tmp_path):

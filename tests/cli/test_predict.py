@@ -129,8 +129,9 @@ class TestResults:
             ("--csv --json", "--csv: expected one format of the predictions, got --json too"),
             (
                 "--output-file a.txt",
-                "output_file: expected a file ending in .csv, .jsonl or .parquet",
+                "a.txt: expected a file ending in .csv, .jsonl or .parquet",
             ),
+            ("--parquet a.txt", "a.txt: expected a file ending in .csv, .jsonl or .parquet"),
         ],
     )
     def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):

@@ -249,6 +249,12 @@ def test_an_option_that_does_not_fit_is_named(options, argument, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+def test_a_module_stays_on_its_device():
+    network = Plain().to("meta")
+    network.register_buffer("scale", torch.ones(1, device="meta"))
+    assert tc.Predictor(network).task.model.scale.is_meta
+
+
 def test_a_module_without_preprocessing_is_refused():
     with pytest.raises(ArgumentError, match="expected .preprocess"):
         tc.Predictor(torch.nn.Linear(2, 2))(np.zeros((8, 8)))

@@ -50,7 +50,7 @@ SUBSTITUTES = {
 LOSSY = "torchcaps.lossy"  # the name of `substitute` among the error handlers of codecs
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command line is wrong: one sentence, exit status 2."""
 
 

@@ -26,7 +26,7 @@ from typing import (
 
 import torchcaps as tc
 from torchcaps import plugins
-from torchcaps.cli.console import LINE_WIDTH, UsageError, note, usage
+from torchcaps.cli.console import LINE_WIDTH, UsageError, note, usage  # `usage` makes UsageErrors
 from torchcaps.errors import TorchcapsError, UnknownNameError, check_known, check_range, one_line
 
 Command = Callable[..., int | None]
@@ -57,10 +57,10 @@ class Flag(NamedTuple):
     """An argument of a command line; a command annotates what its signature does not say.
 
     Attributes:
-        help: what it is; by default what the docstring of the command says.
-        metavar: its value in the help.
-        name: of the flag.
-        is_rare: it is in the whole help alone.
+        help: what it is, where the docstring of the command does not say it.
+        metavar: what stands for its value in the help.
+        name: of the flag, without hyphens; by default that of the parameter.
+        is_rare: `--help` leaves it out; `--help-all` has it.
         is_list: it takes one value or more at once, where otherwise it is given several times.
         has_negation: of a switch, whether `--no-NAME` is a flag too, although it is off by default.
         kind: type of the value; of a `Sequence`, each value is a word.
@@ -106,7 +106,9 @@ SHARED = {
         default=(),
     ),
 }
-WITHOUT_FLAG = ("model", "model_options", "extended_at")  # settings
+# Settings: `NAME` and `--option` give the first two; a training that is extended writes the last,
+# the epochs at which it was to end before.
+WITHOUT_FLAG = ("model", "model_options", "extended_at")
 # Settings in the short help, `--help`; `--help-all` has all of them.
 COMMON = frozenset(
     {
@@ -159,8 +161,8 @@ def list_settings(is_short: bool) -> dict[str, Flag]:
 def forms_of(hint: Any) -> dict[str, Callable[[str], Any]]:
     """What a word for a value of a type may look like, and the function that reads it.
 
-    The forms are those of the help: `INT`, `INTxINT`, `auto|fp32` for words. A function raises
-    ValueError for a word of another form.
+    The forms are written as in the help: `INT`; `INTxINT`; or the choices, as `auto|fp32`. A
+    function raises ValueError for a word of another form.
     """
     forms = {}
     for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
@@ -180,7 +182,8 @@ def _form_of(kind: Any) -> tuple[str, Callable[[str], Any]]:
     if get_origin(kind) is Literal:
         return "|".join(parts), lambda word: parts[parts.index(word)]
     if get_origin(kind) is dict:
-        return "NAME=VALUE,...", lambda word: parse_options(word.split(","))
+        # A comma within a value, as in betas=[0.9,0.99], is not followed by a name.
+        return "NAME=VALUE,...", lambda word: parse_options(re.split(",(?=[^,=]+=)", word))
     if not parts:
         return _name_of(kind), kind
     if Ellipsis in parts:
@@ -259,7 +262,7 @@ def parse(
         SystemExit: of status 0, after help.
     """
     name = "".join(words[:1])
-    if not name or name in HELP:
+    if not name or name in HELP or name == HELP_ALL:
         print(description)
         raise SystemExit(0)
     check_known("command", name, commands)
@@ -277,7 +280,7 @@ def parse(
     if unknown and unknown[0].startswith("-"):
         options = [option for action in parser._actions for option in action.option_strings]
         hint = f"see {parser.prog} --help; a flag of a plug-in needs --import MODULE"
-        raise UnknownNameError("flag", unknown[0], options, hint)
+        raise UnknownNameError("flag", unknown[0].partition("=")[0], options, hint)
     if unknown:
         parser.error(f"expected no further words, got {' '.join(unknown)}")
     if "threads" in values:
@@ -327,12 +330,12 @@ def _make_parser(name: str, command: Command, is_short: bool) -> _Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    usage = ["%(prog)s"]
+    words = ["%(prog)s"]
     for key, flag in flags.items():
         action = _add_argument(parser, key, flag, is_short)
         if flag.is_positional:
-            usage.append(str(action.metavar))
-    parser.usage = f"{' '.join(usage)} [FLAGS]"
+            words.append(str(action.metavar))
+    parser.usage = f"{' '.join(words)} [FLAGS]"
     parser.add_argument(*HELP, action="help", help="Print the common flags.")
     parser.add_argument(HELP_ALL, action="help", help="Print every flag.")
     return parser
@@ -346,7 +349,7 @@ def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argp
     if is_several:
         [kind] = get_args(kind)
     options: dict[str, Any] = {
-        "help": flag.help,
+        "help": flag.help.replace("%", "%%"),  # as argparse wants it
         "metavar": flag.metavar
         or (name.upper() if flag.is_positional else "|".join(forms_of(kind))),
         "type": partial(parse_value, kind),
@@ -360,10 +363,9 @@ def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argp
     if bool in (kind, *get_args(kind)):
         is_off = flag.default is False and not flag.has_negation
         action = "store_true" if is_off else argparse.BooleanOptionalAction
-        options = {"help": flag.help, "action": action}
+        options = {"help": options["help"], "action": action}
     elif flag.default not in (None, "", (), {}):
-        options["help"] += f" (default: {flag.default})"
-    options["help"] = options["help"].replace("%", "%%")
+        options["help"] += f" (default: {flag.default})".replace("%", "%%")
     if flag.is_rare and is_short:
         options["help"] = argparse.SUPPRESS
     option = f"--{flag.name or name}".replace("_", "-")
@@ -436,10 +438,10 @@ def find_values(flag: str, arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def hinted(arguments: Iterable[Any]) -> Iterator[None]:
-    """Where a name is unknown, name the modules that a run was started with and this command not.
+    """If a name is unknown, name the modules that the run imported and this command did not.
 
-    They are never imported by themselves: a file from elsewhere must not choose what code runs
-    here.
+    They are never imported without being asked for: a file from elsewhere must not choose what code
+    runs here.
 
     Args:
         arguments: of a command; paths among them may be those of runs.

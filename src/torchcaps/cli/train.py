@@ -47,7 +47,7 @@ published = "none"
 
 [run.{{ name }}]  # {{ config.origins.get(name, "default") }}
 {% for key, option in value.items() %}
-{{ key }} = {{ dumps(option) }}
+{{ key if key.isidentifier() else dumps(key) }} = {{ dumps(option) }}
 {% endfor %}
 {% endfor %}"""
 

@@ -22,7 +22,7 @@ from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
 MAP = ("batch", "height", "width", "types", "dim")  # axes of poses on a map
-# `recorders` by layer, in a thread that records: other threads are not disturbed.
+# Has `recorders`, by layer, in a thread within `record_routing`; other threads have their own.
 _recording = threading.local()
 
 
@@ -88,8 +88,8 @@ class RoutedLayer(nn.Module):
             `LinearVotes`.
         routing: a name of `list_routers()`, a router module, or a function
             `(votes, activation) -> Routed`.
-        field: makes the field of a map from its height and width (of children without places: from
-            nothing), such as `partial(ConvField, kernel=3, stride=2)`.
+        field: a function that makes the field, such as `partial(ConvField, kernel=3, stride=2)`.
+            It takes the height and width of a map; for children without places it takes nothing.
         routing_options: options of the router of that name, e.g. `iterations=2`.
 
     Shapes:
@@ -99,7 +99,7 @@ class RoutedLayer(nn.Module):
 
     Attributes:
         axes: names of the axes of the children's poses.
-        expected: sizes of some of these axes.
+        expected: sizes of some of these axes, by name, which children must have.
 
     Raises:
         ArgumentError: an unknown routing, or children that do not fit.
@@ -161,8 +161,8 @@ class RoutedLayer(nn.Module):
         Args:
             children: Capsules, or their pose; see the class.
             parents: of the iteration before, where layers route together.
-            mask: True for children that are present, `[batch, *space, n]`; the others have no vote,
-                as if they were not there. A function as routing sees votes and activations of zero.
+            mask: True for children that are present, `[batch, *space, n]`. Routers leave the others
+                out; a function as `routing` gets zeros as their votes and activations.
 
         Returns:
             Parents: pose `[batch, *positions, parents, dim]` and activation
@@ -175,7 +175,7 @@ class RoutedLayer(nn.Module):
         if mask is not None:
             check_mask(mask, votes.children.activation.shape)
             if isinstance(votes, MapVotes):
-                raise ArgumentError("mask", "expected None: a kernel votes for whole windows here")
+                raise ArgumentError("mask", "expected None: here a window of children votes as one")
             votes = mask_votes(votes, mask)
         recorder = self.recorder
         context = RoutingContext(bool(self.router._forward_hooks))
@@ -202,6 +202,7 @@ class RoutedLayer(nn.Module):
         """
         if isinstance(children, Tensor):
             check_floating(children=children)
+            # `factor_limit` is the largest magnitude by which the products of votes stay finite.
             children = Capsules(children, safe_norm(clamp_finite(children, factor_limit)))
         self.check(children)
         check_floating(**children._asdict())
@@ -213,11 +214,11 @@ class RoutedLayer(nn.Module):
         shape = children.pose.shape
         field = self.field(*shape[1:-2])
         num_children = field.count(shape[-2])
-        expected = self.votes.sizes.children
-        if num_children % expected:
+        divisor = self.votes.sizes.children
+        if num_children % divisor:
             raise ArgumentError(
                 "children",
-                f"expected {expected} at each position of the parents (or a multiple, position "
+                f"expected {divisor} at each position of the parents (or a multiple, position "
                 f"after position), got {num_children} from poses {list(shape)}",
             )
         return self.votes(children, field)
@@ -310,6 +311,9 @@ def record_routing(
     model: nn.Module, *, detach: bool = True, iterations: bool = False
 ) -> Iterator[RoutingTraces]:
     """Record every routed layer of a model while the block runs, in this thread alone.
+
+    Of a layer that a block within this one records too, the passes are in the record of the inner
+    block alone.
 
     Args:
         model: any module with routed layers (`CapsuleLinear`, ...).

@@ -67,7 +67,7 @@ def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
     model: Any = model_or_run
     if device != "auto":
         model.to(resolve_device(device))
-    return find_network(model)
+    return find_network(model)  # the part that declares what the model is, wherever it is
 
 
 def predict(
@@ -128,7 +128,8 @@ class Predictor:
         top_k: number of classes in "activations" and "probabilities"; None for all.
         unknown_below: a picture whose largest activation is below this has the label "unknown"; in
             [0, 1]. "auto" is the threshold of the calibration, which rejects 5 % of the held-out
-            images. None takes the limits of the calibration for activation, margin and error.
+            images. None applies the limits of the calibration: the least activation, the least
+            margin to the second class, and the largest error of the reconstruction.
         as_is: leave pictures as they are, but for size and channels.
         invert: "auto" inverts pictures that are dark on light, or light on dark, unlike the
             training images; "yes" inverts all, "no" none.
@@ -146,7 +147,7 @@ class Predictor:
     """
 
     run: ModelOrRun
-    device: str = "cpu"
+    device: str = "auto"
     _: KW_ONLY
     batch_size: int = BATCH
     top_k: int | None = None
@@ -219,7 +220,9 @@ class Predictor:
         elements = list_inputs(inputs, model_metadata(self.task.model).preprocess)
         if is_dense:
             elements = _name_outputs(elements)
-        shares = _batches(elements, 1 if is_dense else self.batch_size)  # whole ones may be large
+        # A task of pixels takes each image in its own size, which may be large: one at a time.
+        shares = _batches(elements, 1 if is_dense else self.batch_size)
+        # "inputs" is what an error of the workers calls them.
         for batch in decode_batches(_decoder(self), shares, self.workers, "inputs"):
             for outcomes in ranks.gather(self._predict(batch)):
                 for outcome in outcomes:
@@ -260,7 +263,8 @@ class Predictor:
         """Predictions and errors of inputs, in their order.
 
         Args:
-            batch: what goes through the model together; of a task of pixels, one input.
+            batch: what goes through the model together; of a task of pixels, one input. With
+                `output`, which must be there, each has an `output_name` of its own.
 
         Returns:
             The prediction of each, or why it cannot be read.
@@ -426,6 +430,8 @@ def json_lines(stream: TextIO) -> Writer:
 def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
     """A function that writes a prediction as a line of a CSV, the first one after a header.
 
+    All predictions must have the columns of the first.
+
     Args:
         stream: open for text, without conversion of line breaks.
         top_k: number of classes of a classifier.
@@ -448,11 +454,13 @@ def csv_lines(stream: TextIO, top_k: int = 1) -> Writer:
 
 @contextmanager
 def open_row_file(path: Path, top_k: int = 1) -> Iterator[Writer]:
-    """A context with a function that writes predictions to a file, which is there when all of them are.
+    """A context with a function that writes predictions to a file.
+
+    The file appears at the end of the context, and not at all after an error.
 
     Args:
-        path: ends in .csv, .jsonl or .parquet, which has the columns of a CSV; missing folders are
-            made.
+        path: ends in .csv, .jsonl or .parquet; missing folders are made. Parquet has the columns
+            of a CSV.
         top_k: number of classes of a classifier in a table.
 
     Raises:
@@ -463,20 +471,18 @@ def open_row_file(path: Path, top_k: int = 1) -> Iterator[Writer]:
     """
     ending = path.suffix.lower()
     if ending not in (".csv", ".jsonl", ".parquet"):
-        raise ArgumentError(
-            "output_file", f"expected a file ending in .csv, .jsonl or .parquet, got {path.name}"
-        )
+        raise ArgumentError(str(path), "expected a file ending in .csv, .jsonl or .parquet")
     if ending == ".parquet" and find_spec("pyarrow") is None:
         raise ImportError("Parquet needs pyarrow: pip install 'torchcaps[parquet]'")
     if path.exists():
         raise RunError(f"{path}: exists already; remove it, or name another file")
     make_folder(path.parent)
-    with atomic(path) as partial:
+    with atomic(path) as temporary:
         if ending == ".parquet":
-            with _parquet_rows(partial, top_k) as write:
+            with _parquet_rows(temporary, top_k) as write:
                 yield write
             return
-        with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             yield csv_lines(stream, top_k) if ending == ".csv" else json_lines(stream)
 
 
@@ -493,7 +499,7 @@ def _parquet_rows(path: Path, top_k: int) -> Iterator[Writer]:
         nonlocal writer
         table = pa.Table.from_pylist(rows, writer and writer.schema)
         if writer is None:
-            # The first rows may have no probability.
+            # The first rows may have no probability; no other column may be empty.
             schema = [
                 field.with_type(pa.float64()) if field.type == pa.null() else field
                 for field in table.schema

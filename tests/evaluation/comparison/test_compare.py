@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from torchcaps.evaluation import compare_answers, mcnemar, smallest_visible
+from torchcaps.evaluation.comparison.compare import format_points
 
 
 def answers(only_first, only_second, n):
@@ -48,6 +49,23 @@ def test_there_are_three_answers_and_each_gives_its_figures(counts, outcome, wor
     assert document["outcome"] == outcome
     assert document["verdict"] == comparison.verdict
     assert document["margin"] == 0.01
+
+
+def test_equal_answers_name_what_their_p_value_allows_for():
+    first, second = answers(0, 0, 1000)
+    assert "for a larger gap, adjusted for 3 tests)" in (
+        compare_answers(first, second, adjust=[0.5, 0.9]).verdict
+    )
+    grouped = compare_answers(first, second, groups=torch.arange(1000) // 2)
+    assert "for a larger gap, by 500 groups of images)" in grouped.verdict
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [(0.01, "1 point"), (0.031, "3.1 points"), (0.998, "100 points"), (1e-7, "0.00001 points")],
+)
+def test_points_are_written_without_an_exponent(difference, words):
+    assert format_points(difference) == words
 
 
 def test_whether_two_models_pass_as_equal_depends_on_the_margin():

@@ -19,9 +19,9 @@ another accuracy; a difference between methods must stand out against both. See 
 Images that show one thing (`groups`) are not independent: with 25 toys in many views it is the toys
 that count.
 
-Several comparisons that are read together are a family: of twenty without any difference, one
-appears to have one. `adjust` takes the p-values of the others, and the outcome is that after Holm's
-correction; an equivalence is corrected by Bonferroni's.
+Several comparisons that are read together are a family: of twenty pairs of equal methods, one pair
+seems to differ. `adjust` takes the p-values of the other tests of the family. The p-value of a
+difference is then corrected by Holm's method, that of an equivalence by Bonferroni's.
 
 From `exact` come the tests of two models. LEVEL is their significance level (0.05), MARGIN the
 default margin (0.01, one point), `smallest_visible` the difference that McNemar's test sees in 80 %
@@ -80,8 +80,8 @@ class BaseComparison(EvaluationResult):
         visible: the smallest true difference that is seen in 80 % of tries, at level 0.05; None
             where not even a difference of 1 would be.
         unadjusted_p: `p_value` before Holm's correction for the other tests of its family.
-        smallest_margin: smallest margin within which two equally good ones are shown to be so in
-            80 % of tries, at the variance that was observed.
+        smallest_margin: the smallest margin for which two equal ones are called equivalent in 80 %
+            of tries, at the variance that was observed.
         num_groups: number of groups of images that depend on each other; None without groups.
         family: number of tests for which the p-values are corrected.
     """
@@ -128,8 +128,12 @@ class BaseComparison(EvaluationResult):
         text += (
             f"{self.equivalence_p:.2g} for a larger gap" if is_equivalent else f"{self.p_value:.2g}"
         )
-        if self.family > 1:
-            text += f", adjusted for {self.family} tests"
+        return text + self._family_text
+
+    @property
+    def _family_text(self) -> str:
+        """What the p-values allow for, in words: other tests, and groups of images."""
+        text = f", adjusted for {self.family} tests" if self.family > 1 else ""
         if self.num_groups is not None:
             text += f", by {self.num_groups:,} groups of images"
         return text
@@ -174,10 +178,10 @@ class BaseComparison(EvaluationResult):
 class Comparison(BaseComparison):
     """Two models on the same images; see `BaseComparison`.
 
-    95 % of bootstrap resamples of the images lie within the interval, which has no width where no
-    image tells the models apart; see `equivalence_p` then. The p-values are those of McNemar's
-    exact test and of `equivalence_test`; `visible` is that of `smallest_visible`, at the observed
-    share of images that tell the models apart.
+    The interval holds the difference of 95 % of bootstrap resamples of the images. It has no width
+    where both models give the same answers; `equivalence_p` then says what the images show. The
+    p-values are those of McNemar's exact test and of `equivalence_test`; `visible` is that of
+    `smallest_visible`, at the observed share of images that tell the models apart.
 
     Attributes:
         first: accuracy of the model in question, in [0, 1].
@@ -213,7 +217,7 @@ class Comparison(BaseComparison):
             return super().evidence_text
         return (
             f"the same answers, right or wrong, on all {self.num_samples:,} images, "
-            f"p = {self.equivalence_p:.2g} for a larger gap"
+            f"p = {self.equivalence_p:.2g} for a larger gap{self._family_text}"
         )
 
     def table(self) -> TextTable:
@@ -291,8 +295,10 @@ def _infer_exactly(
     low, high = np.quantile(differences, [0.025, 0.975])
     unadjusted_p = mcnemar(only_first, only_second)
     equivalence_p = equivalence_test(only_first, only_second, n, margin=margin)
+    # PSEUDO_COUNT images more for each model: equal answers do not make the difference certain.
     standard_error = math.sqrt(only_first + only_second + 2 * PSEUDO_COUNT) / n
     normal = NormalDist()
+    # Two equal models pass both one-sided tests in 80 % of tries if each fails in 10 %.
     quantiles = normal.inv_cdf(1 - LEVEL) + normal.inv_cdf((1 + POWER) / 2)
     return {
         "interval": (float(low), float(high)),
@@ -409,7 +415,8 @@ def _infer(
     adjust: Sequence[float],
 ) -> Json:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
-    student = error.distribution
+    student = error.distribution  # Student's t, of the error of the difference
+    # Two equal methods pass both one-sided tests in 80 % of tries if each fails in 10 %.
     quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2]).tolist()
     tail, equivalence_p = student.sf([abs(difference), margin - abs(difference)]).tolist()
     half = quantiles[0]
@@ -424,7 +431,10 @@ def _infer(
 
 
 def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> Json:
-    """The p-values of a family: by Holm's correction, of equivalence by Bonferroni's."""
+    """The p-values of a comparison, corrected for `adjust`, those of the family's other tests.
+
+    By Holm's correction; of equivalence by Bonferroni's.
+    """
     family = 1 + len(adjust)
     return {
         "unadjusted_p": unadjusted_p,
@@ -435,6 +445,8 @@ def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) 
 
 
 def format_points(difference: float) -> str:
-    """Write a difference in accuracy in words: 0.01 is "1 point"."""
-    number = f"{100 * difference:.2g}"
+    """Write a difference in accuracy in words, to two digits: 0.01 is "1 point"."""
+    number = np.format_float_positional(
+        100 * difference, precision=2, fractional=False, trim="-"
+    )  # without an exponent
     return f"{number} point" if number == "1" else f"{number} points"
