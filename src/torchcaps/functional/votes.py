@@ -443,7 +443,7 @@ class DenseVotes(Votes):
 
 
 class MapVotes(Votes):
-    """Votes that are stored as maps, rows and columns last, so that sums run along memory."""
+    """Votes that are stored as maps: rows and columns are the last axes, as of images in torch."""
 
     @abstractmethod
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
@@ -576,9 +576,11 @@ def straightness(
     axes = ("*batch", "children", "parents")
     check_shape("coupling", coupling, axes, children=children, parents=parents)
     tiny = torch.finfo(u.dtype).tiny
-    weighted = full_precision(coupling).unsqueeze(-1) * u
-    # In units of the largest coordinate, so that squares are finite, and not all zero.
-    largest = weighted.detach().abs().amax(dim=(-3, -1), keepdim=True)
-    weighted = weighted / largest.clamp(min=tiny**0.5)
+    # In units of the largest number of each parent, so that squares are finite and not all zero.
+    c, u = (
+        x / x.detach().abs().amax(dim=(-3, -1), keepdim=True).clamp(min=tiny**0.5)
+        for x in (full_precision(coupling).unsqueeze(-1), u)
+    )
+    weighted = c * u
     total = weighted.norm(dim=-1).sum(dim=-2)
     return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=tiny)

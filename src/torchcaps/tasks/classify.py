@@ -111,9 +111,9 @@ def two_margins(scores: Scores, targets: Tensor, fraction_trained: float, *_: An
 
 
 def _without_shares(targets: Tensor) -> Tensor:
-    """Class indices as they are, and 0 and 1 as booleans, without shares of classes between them.
+    """0 and 1 as booleans, for which the margin loss takes less time; class indices as they are.
 
-    The margin loss takes less time with booleans.
+    Floats would be shares of classes to that loss, of which a training here has none.
     """
     return targets if targets.dim() == 1 else targets.bool()
 

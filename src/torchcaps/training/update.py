@@ -28,8 +28,8 @@ from torchcaps.training.schedules import set_learning_rates
 from torchcaps.transfer import device_of, tape, widen
 from torchcaps.types import Tensors
 
-# The attribute of a layer that has its share of dropout: of torch's dropout and stochastic depth,
-# of attention and recurrent layers, and of timm's stochastic depth.
+# Attributes for the share that a layer drops: of layers of dropout and torchvision's stochastic
+# depth; of attention and recurrent layers; of timm's stochastic depth.
 DROPPED_SHARES = {"p", "dropout", "drop_prob"}
 
 
