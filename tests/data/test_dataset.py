@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchcaps.data import Dataset, masked_set
+from torchcaps.data.dataset import concatenate
 
 from .makers import refusal
 
@@ -104,6 +105,18 @@ def test_unsuitable_classes_are_refused():
         make_set(classes=("a", "b", "a"))
     with refusal("at least two classes, got a"):
         make_set(labels=torch.zeros(4, dtype=torch.int64), classes=("a",))
+    with refusal("two classes have the same name"):
+        Dataset(IMAGES, {"labels": torch.ones(4, 2)}, ("a", "a"), "toy")
+    with refusal("at least two classes, got background"):
+        masks = torch.zeros(4, 2, 3, dtype=torch.uint8)
+        Dataset(IMAGES, {"mask": masks}, ("background",), "toy")
+
+
+def test_sets_with_files_become_one_without():
+    part = make_set(files=("1", "2", "3", "4"))
+    joined = concatenate([part, part])
+    assert joined.subset([5]).labels.tolist() == [1]
+    assert joined.files == ()
 
 
 def test_targets_belong_to_images():

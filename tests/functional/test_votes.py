@@ -19,7 +19,7 @@ from torchcaps.functional import (
     em_routing,
     straightness,
 )
-from torchcaps.functional.votes import RoutingContext, as_votes
+from torchcaps.functional.votes import RoutingContext, as_votes, mask_votes
 from torchcaps.nn import CapsuleLinear, ConvCaps, FactorizedVotes, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
 from torchcaps.types import LayerSizes
@@ -96,6 +96,32 @@ def test_a_sum_of_votes_leaves_out_padding():
     # Of the window in the upper left corner, the lower right 2 x 2 positions are on the map.
     corner = votes.dense()[:, 0, 0].unflatten(1, (3, 3, 2))
     assert_close(votes.sum()[:, 0, 0], corner[:, 1:, 1:].sum(dim=(1, 2, 3)))
+
+
+def test_padding_does_not_compete_with_children():
+    field = ConvField(3, 3, 3, padding=1)
+    children = random_capsules(2, 2, 4, space=(3, 3))
+    votes = ProductVotes(children, field, torch.randn(18, 5, 4, 3))
+    for logits in (None, torch.randn(2, 3, 3, 18, 5)):
+        sums = votes.couple(logits, over="children").sum(dim=-2)
+        assert_close(sums, torch.ones(2, 3, 3, 5))
+
+
+def test_a_masked_child_does_not_count_whatever_its_votes_are():
+    stored = random_votes(2, 6, 5, 3)
+    stored[:, 0] = torch.nan
+    is_present = torch.arange(6) > 0
+    votes = mask_votes(DenseVotes(stored), is_present.expand(2, -1))
+    pose = dynamic_routing(votes).pose
+    assert_close(pose, dynamic_routing(stored[:, 1:]).pose)
+
+
+def test_masks_of_children_add_up():
+    without_first, without_last = torch.ones(2, 2, 6, dtype=torch.bool)
+    without_first[:, 0] = False
+    without_last[:, 5] = False
+    votes = mask_votes(mask_votes(product_votes(), without_first), without_last)
+    assert votes.mask.tolist() == 2 * [[0, 1, 1, 1, 1, 0]]
 
 
 def test_threads_route_the_same_votes_by_the_same_layer():
@@ -198,6 +224,8 @@ def test_straightness_has_no_units(scale):
     ratio = straightness(coupling, scaled)
     assert_close(ratio, expected)
     assert torch.autograd.grad(ratio.sum(), scaled)[0].isfinite().all()
+    if scale < 1:  # of couplings too
+        assert_close(straightness(scale * coupling, votes), expected)
 
 
 def test_gradients_of_straightness():

@@ -260,6 +260,16 @@ def test_margins_are_harder_from_the_middle_of_the_training_on():
     late = two_margins(scores, targets, 0.5, settings)
     assert_close(early, margin_loss(activation, targets))
     assert late > early
+    # A graph passes a tensor, which the host cannot read: neither can it in a vmap.
+    losses = torch.func.vmap(lambda share: two_margins(scores, targets, share, settings))
+    assert_close(losses(torch.tensor([0.49, 0.5])), torch.stack([early, late]))
+
+
+def test_a_further_output_has_no_name_of_a_class():
+    model = model_of()
+    images = Dataset(images_of(), {"label": torch.tensor([0, 1, 0, 1])}, ("1", "2"), "some")
+    [row] = create_task(model, TrainConfig(), images).predict(images.inputs[:1])
+    assert row["activations"].keys() == {"1", "2", "output 2"}
 
 
 def test_of_several_labels_all_must_be_among_the_most_active():

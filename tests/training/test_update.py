@@ -209,6 +209,30 @@ def test_no_two_parts_have_the_same_dropout(images):
     assert_equal(first, repeat)  # by the seed of the training alone
 
 
+class Attending(nn.Module):
+    """Dropout without a layer of dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(20, 2, dropout=0.5)
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, images):
+        rows = images.flatten(2).unflatten(2, (-1, 20))[:, 0].transpose(0, 1)
+        return self.head(self.attention(rows, rows, rows)[0].mean(dim=0))
+
+
+def test_the_dropout_of_attention_is_that_of_the_seed(images):
+    weights = []
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        model = Attending()
+        torch.manual_seed(seed)
+        fit(model, images, **SETTINGS)
+        weights.append(model.head.weight)
+    assert torch.equal(*weights)
+
+
 # The average
 
 

@@ -53,10 +53,10 @@ class Batch(NamedTuple):
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)
 
     def by_size(self) -> list["Batch"]:
-        """The items of each size without their padding; the batch itself where all have one.
+        """Divide the batch by the sizes of its items, and cut their padding off.
 
         Returns:
-            Batches whose items have the size that the target "size" says.
+            A batch for each size in the target "size"; without this target the batch itself.
         """
         sizes = self.targets.get("size")
         if sizes is None:
@@ -103,6 +103,7 @@ class Maker:
         Returns:
             The training set and the validation set.
         """
+        # Of several classes of an item the first one counts, and the rarest of a group.
         strata = group_strata(first_labels(images.labels), images.groups)
         train, val = stratified_split(strata, fraction_or_count, seed, groups=images.groups)
         return images.subset(train), images.subset(val)
@@ -128,7 +129,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         targets: by name, each with a row an item: "label", int64 `[n]` indices into `classes`;
             "labels", 0 or 1 `[n, classes]`, of items of several classes; "mask", uint8
             `[n, height, width]` class of each pixel; "size" `[n, 2]` of padded pictures; "value",
-            floats; and further numbers, such as "azimuth" or "track".
+            the floats that a regression predicts; and further numbers of a set, such as "azimuth",
+            the angle of the camera, or "track", the number of the filmed traffic sign.
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
         groups: `[n]` integers, equal for items that depend on each other, as those of one toy,
@@ -277,7 +279,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
 
         Args:
             index_batches: rows of each batch.
-            targets: whose rows are in the batches; a maker returns those that it has.
+            targets: by name, of all items; a batch has the rows of its own. A maker makes others.
             generators: of each batch of a training, for the maker of a set that has one.
             shard: for a set on disk, gives the items to decode from the size of a batch.
 
@@ -322,13 +324,20 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
 
 
 def concatenate(parts: Sequence[Dataset]) -> Dataset:
-    """Sets with the same classes and targets as one."""
+    """Sets with the same classes and targets as one, without names of files.
+
+    Equal groups of two sets become one. The notes are those of the first set.
+    """
     first = parts[0]
     targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
     groups = [part.groups for part in parts if part.groups is not None]
     inputs = torch.cat([part.inputs for part in parts])
     return replace(
-        first, inputs=inputs, targets=targets, groups=torch.cat(groups) if groups else None
+        first,
+        inputs=inputs,
+        targets=targets,
+        groups=torch.cat(groups) if groups else None,
+        files=(),
     )
 
 
@@ -409,7 +418,8 @@ def check_targets(images: Dataset) -> None:
     """Check that there is a row for each item, and the targets that refer to classes.
 
     Raises:
-        DataError: there is not; or they are no indices of classes, or of another type or shape.
+        DataError: a target has another type or shape, or refers to classes that there are not; or
+            two classes have one name.
     """
     name = images.name
     count = len(images)
@@ -430,6 +440,8 @@ def check_targets(images: Dataset) -> None:
                 f"{name}: expected a {target!r} for each of {count} images, {shape} of {dtype}, "
                 f"got {list(rows.shape)} of {rows.dtype}"
             )
+        if target in ("labels", "mask"):
+            check_classes(name, images.classes)
         if target == "label":
             check_labels(name, rows, images.classes)
         elif target == "labels":
@@ -442,8 +454,7 @@ def check_targets(images: Dataset) -> None:
                 )
             if not ((rows == 0) | (rows == 1)).all():
                 raise DataError(f"{name}: expected labels of 0 and 1, got others")
-        elif target == "mask" and int(rows.max()) >= images.num_classes:
-            largest = int(rows.max())
+        elif target == "mask" and (largest := int(rows.max())) >= images.num_classes:
             raise DataError(f"{name}: class {largest} of a mask is none of {images.num_classes}")
 
 
@@ -457,6 +468,23 @@ def check_labels(
     Raises:
         DataError: it is not so; the message begins with `source`.
     """
+    check_classes(source, classes)
+    count = len(classes)
+    is_outside = (labels < 0) | (labels >= count)
+    if is_outside.any():
+        image = int(is_outside.nonzero()[0])
+        raise DataError(
+            f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
+            f"classes (0 to {count - 1})"
+        )
+
+
+def check_classes(source: str, classes: Names) -> None:
+    """Check that there are two or more classes, each with a name of its own.
+
+    Raises:
+        DataError: it is not so; the message begins with `source`.
+    """
     count = len(classes)
     check_count(source, count)
     if len(set(classes)) != count:
@@ -464,13 +492,6 @@ def check_labels(
     if count < 2:
         raise DataError(
             f"{source}: expected at least two classes, got {', '.join(classes) or 'none'}"
-        )
-    is_outside = (labels < 0) | (labels >= count)
-    if is_outside.any():
-        image = int(is_outside.nonzero()[0])
-        raise DataError(
-            f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
-            f"classes (0 to {count - 1})"
         )
 
 

@@ -40,8 +40,8 @@ def linear_votes(
     Source: arXiv 1710.09829, equation 2.
 
     Args:
-        pose: `[batch, *space, children, in_dim]`; computed in the type of the weight, as squash
-            gives float32 for half precision.
+        pose: `[batch, *space, children, in_dim]`; cast to the type of the weight, because squash
+            returns float32 for half precision too.
         weight: `[children, parents, dim, in_dim]`.
 
     Returns:
@@ -343,7 +343,7 @@ def mask_votes(votes: Votes, mask: Bool[Tensor, "batch *space n"]) -> Votes:
         pose.masked_fill(~mask.unsqueeze(-1), 0),
         activation.masked_fill(~mask, 0),
     )
-    return votes.with_children(children, mask)
+    return votes.with_children(children, mask if votes.present is None else mask & votes.present)
 
 
 def num_voters(votes: Votes) -> Float[Tensor, "batch *positions 1 1"] | int:
@@ -356,8 +356,9 @@ def num_voters(votes: Votes) -> Float[Tensor, "batch *positions 1 1"] | int:
 
 def _without_absent(votes: Votes, like: Pairs, logits: Pairs | None, over: Over) -> Pairs | None:
     """Logits that let absent children lose where children compete with each other."""
-    has_rivals = over == "children" or votes.field.convention == "patch"
-    if votes.present is None or votes.mask is None or not has_rivals:
+    # In a "patch" a place in the window stands for a child: the children at that place compete.
+    is_patch = votes.field.convention == "patch" and votes.present is not None
+    if votes.mask is None or not (is_patch or over == "children"):
         return logits
     logits = torch.zeros_like(like) if logits is None else logits
     return logits.masked_fill(votes.mask.unsqueeze(-1) == 0, torch.finfo(like.dtype).min)
@@ -385,7 +386,7 @@ def per_child(x: Float[Tensor, " children *rest"], count: int) -> Float[Tensor, 
 
 
 class DenseVotes(Votes):
-    """Votes that exist already: children, too, stand at the positions of their parents.
+    """Votes that are given, not computed; the children stand at the positions of their parents.
 
     Args:
         votes: `[batch, *positions, i, j, d]`.
@@ -436,11 +437,13 @@ class DenseVotes(Votes):
         return self._votes.shape[-3]
 
     def _compute(self) -> Tensor:
-        return self._votes
+        if self.present is None:
+            return self._votes
+        return self._votes.masked_fill(~self.present[..., None, None], 0)
 
 
 class MapVotes(Votes):
-    """Votes that are stored as maps: sums run along the rows of a map."""
+    """Votes that are stored as maps: rows and columns are the last axes, as of images in torch."""
 
     @abstractmethod
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
@@ -466,8 +469,8 @@ class ProductVotes(Votes):
 
     Args:
         children, field, bias: see `Votes`.
-        weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where every k children in turn
-            share the matrices.
+        weight: `[i, j, inner, outer]`; or `[m, j, inner, outer]` with fewer matrices than children:
+            child n has those of index n modulo m.
         shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
     """
 
@@ -573,8 +576,11 @@ def straightness(
     axes = ("*batch", "children", "parents")
     check_shape("coupling", coupling, axes, children=children, parents=parents)
     tiny = torch.finfo(u.dtype).tiny
-    # In units of the largest coordinate, so that squares are finite.
-    u = u / u.detach().abs().amax(dim=(-3, -1), keepdim=True).clamp(min=tiny**0.5)
-    weighted = full_precision(coupling).unsqueeze(-1) * u
+    # In units of the largest number of each parent, so that squares are finite and not all zero.
+    c, u = (
+        x / x.detach().abs().amax(dim=(-3, -1), keepdim=True).clamp(min=tiny**0.5)
+        for x in (full_precision(coupling).unsqueeze(-1), u)
+    )
+    weighted = c * u
     total = weighted.norm(dim=-1).sum(dim=-2)
     return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=tiny)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
 from torchcaps.data import Batch, Dataset, multi_hot
-from torchcaps.data.classes import class_counts
+from torchcaps.data.classes import class_counts, output_names
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional import spread_loss
 from torchcaps.functional.losses import margin_penalty
@@ -103,12 +103,18 @@ def margin(scores: Scores, targets: Tensor, *_: Any) -> Tensor:
 @LOSSES.register()
 def two_margins(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
-    margins = {} if fraction_trained < 0.5 else HARD
-    return margin_penalty(scores.activation, _without_shares(targets), **margins)
+    targets = _without_shares(targets)
+    early = margin_penalty(scores.activation, targets)
+    late = margin_penalty(scores.activation, targets, **HARD)
+    is_late = fraction_trained >= 0.5  # a tensor in a graph, whose value the host does not read
+    return early + is_late * (late - early)
 
 
 def _without_shares(targets: Tensor) -> Tensor:
-    """Class indices as they are, `[batch, classes]` as booleans: the loss then takes less time."""
+    """0 and 1 as booleans, for which the margin loss takes less time; class indices as they are.
+
+    Floats would be shares of classes to that loss, of which a training here has none.
+    """
     return targets if targets.dim() == 1 else targets.bool()
 
 
@@ -116,7 +122,7 @@ def _without_shares(targets: Tensor) -> Tensor:
 def spread(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    if isinstance(fraction_trained, Tensor):  # which the host does not read
+    if isinstance(fraction_trained, Tensor):  # on the device, for which the host does not wait
         share: Any = fraction_trained.clamp(0, 1)
     else:
         share = min(max(fraction_trained, 0.0), 1.0)
@@ -153,8 +159,10 @@ class Classify(Task):
     # Answers to the questions of the base class `Task`:
     targets: tuple[str, ...] = ("label",)
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
+    # "sweep": the explorer may turn, move or resize an image in steps, and show the answers.
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
-    model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
+    # Tasks of models for which the task "auto" is this one.
+    model_tasks: ClassVar[Collection[str]] = ("classify",)
     data = "images of one class each"  # words of the error for other data
     class_weights: Tensor | None = None
     advice = "; let small classes count more (--class-weights auto)"
@@ -187,9 +195,10 @@ class Classify(Task):
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
-        """Settings of a run that leaves them open; any loss may weigh classes, capsules draw."""
+        """Defaults: classes weigh the same, and capsules with a decoder and a margin loss draw."""
         settings: dict[str, Any] = {"class_weights": "none"}
-        # Other losses start with large gradients, which Adam remembers for a thousand steps.
+        # Other losses are clipped: their first gradients are large, and the mean squares of Adam
+        # would keep them for a thousand steps.
         if loss == "spread":
             settings["clip"] = 0.0
         if spec.decoder and spec.pose and not spec.logits:
@@ -251,6 +260,7 @@ class Classify(Task):
             pixel_weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + pixel_weight * error
+        # A mean in float64, or in float32 on a device without it.
         losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()
         losses["activation"] = scores.activation.detach()
         return losses
@@ -330,8 +340,7 @@ class Classify(Task):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Predictions:
         activation = self.scores(images).activation.float().cpu()
-        # Further outputs, which a module of the user may have, are named by their numbers.
-        names = (*self.classes, *map(str, range(len(self.classes), activation.shape[1])))
+        names = output_names(self.classes, activation.shape[1])
         rows = []
         for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
             sorted_names = list(map(names.__getitem__, order.tolist()))

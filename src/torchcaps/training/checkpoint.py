@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from torchcaps import plugins
 from torchcaps.data import Preprocess
+from torchcaps.data.classes import output_names
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import (
     ArgumentError,
@@ -291,8 +292,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     elif metadata.name:
         name = metadata.name
         preprocess = preprocess or Preprocess(size_pair(options["img_size"]), options["in_chans"])
-        # Classes beyond those of the data that a model was fitted to are named by their numbers.
-        classes += tuple(map(str, range(len(classes), options.get("num_classes", 0))))
+        classes = output_names(classes, options.get("num_classes", 0))
         sizes = ["num_classes", "in_chans", "classes"]
         # Of a network of any size it is not that of the images.
         if size_pair(options["img_size"]) == preprocess.model_size:

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import clip_grad_norm_, convert_conv2d_weight_memory_format
 from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import Batch
 from torchcaps.distributed import Ranks, data_parallel, exclude_padding_rows
-from torchcaps.nn import Router, use_generator
+from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.callbacks import copy_state
@@ -29,6 +28,10 @@ from torchcaps.training.schedules import set_learning_rates
 from torchcaps.transfer import device_of, tape, widen
 from torchcaps.types import Tensors
 
+# Attributes for the share that a layer drops: of layers of dropout and torchvision's stochastic
+# depth; of attention and recurrent layers; of timm's stochastic depth.
+DROPPED_SHARES = {"p", "dropout", "drop_prob"}
+
 
 class WeightAverage:
     """Exponential moving average of the weights w_s after s updates, with the decay d.
@@ -38,7 +41,7 @@ class WeightAverage:
 
     After t updates it is `sum_s d^(t - s) w_s / sum_s d^(t - s)`, s from 1 to t. The divisor is
     Adam's correction of the bias (arXiv 1412.6980, section 3): the weights before the training have
-    no part in the average.
+    no part in the average. A step that overflowed in fp16 counts as one that left the weights.
 
     Buffers of floating point, such as the running statistics of batch norms, are averaged like
     weights, so that they fit the averaged weights. Other buffers, such as counters, are copied.
@@ -106,7 +109,7 @@ class Updater:
 
     Args:
         task: the model with its loss.
-        config: complete; its optimizer's settings count here, and seed and precision.
+        config: with every setting of the optimizer, the seed, the precision and the batch size.
         ranks: the processes of the run.
 
     Raises:
@@ -131,8 +134,9 @@ class Updater:
         if self.device.type != "cuda" or self.precision != "fp32":
             # Not .to(memory_format=...), which would change capsule weights of four axes too.
             convert_conv2d_weight_memory_format(task, torch.channels_last)
+        # Layers that draw in training: routers say so, others have a share that they drop.
         self.has_dropout = any(
-            isinstance(layer, _DropoutNd) or (isinstance(layer, Router) and layer.draws)
+            getattr(layer, "draws", False) or vars(layer).keys() & DROPPED_SHARES
             for layer in task.modules()
         )
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
@@ -152,7 +156,7 @@ class Updater:
         self._make_random_state()
 
     def _make_random_state(self) -> None:
-        """A scaler of losses, and what dropout and routers draw from; None without them."""
+        """Make the scaler of losses, and the generator of dropout and routers, None without any."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.dropout = torch.Generator(self.device) if self.has_dropout else None
 
@@ -196,6 +200,7 @@ class Updater:
         for module in self.frozen_modules:
             module.eval()
         batch_size = len(batch.indices)
+        # While a step becomes a graph, a tape records the random numbers of the host.
         with tape.get() or nullcontext():
             shards = [self.task.augment(group, self.generator) for group in batch.by_size()]
         shard = shards[0]
@@ -222,6 +227,7 @@ class Updater:
             is_early = number < len(parts) and self.ranks.world_size > 1
             sync: Any = self.training_step.no_sync() if is_early else nullcontext()
             with sync:
+                # The one row of a rank without samples has no part in sums over the ranks.
                 with dropout, autocast, exclude_padding_rows(part_size):
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
@@ -294,6 +300,7 @@ def join_losses(parts: list[tuple[Tensors, int]]) -> Tensors:
         if loss.dim():
             joined[name] = torch.cat([losses[name] for losses, _ in parts])
         else:
+            # Summed in float64, or in float32 on a device without it.
             means = [widen(losses[name]) * (size / total) for losses, size in parts]
             joined[name] = torch.stack(means).sum()
     return joined

@@ -40,23 +40,25 @@ from torchcaps.types import Routed
 
 def obstacle(votes: Votes) -> str | None:
     """Why blocks of samples cannot route these votes."""
-    if _runs_reference(votes):
+    if _runs_reference(votes):  # its votes are made again in the backward pass
         return not_recomputable(votes)
+    # In turn: couplings that a pass does not give, types, other competition, and tensors on meta.
     reason = needs_reference(votes) or dtype_mismatch(votes, votes.children.pose.device)
     return reason or competes_apart(votes.field) or without_numbers(votes)
 
 
 def _runs_reference(votes: Votes) -> bool:
-    """Whether the reference routes each block: the operator here takes stored or linear votes.
+    """Whether the reference routes each block of samples, because the passes here cannot.
 
-    Linear votes are products of a vector and a matrix, without a shift.
+    They take stored votes, and products of a vector and a matrix without a shift.
     """
     if not isinstance(votes, ProductVotes):
         return False
     return votes.rows > 1 or votes.shift is not None or competes_apart(votes.field) is not None
 
 
-# Of the implementations of an operation, those of lower rank are tried first.
+# Of the implementations of an operation, those of lower rank are tried first. BLOCKED is a sentence
+# for users on what this one does.
 @fast_path("dynamic_routing", "blocked", obstacle, rank=20, reason=BLOCKED)
 def run(votes: Votes, **options: Any) -> Routed:
     """Routing by agreement of any votes; the implementation "blocked" of the operation.
@@ -101,10 +103,12 @@ class _BlockedPasses(Passes):
         self.weight = None
         if problem.weight is None:
             like = problem.pose
+            # Within the limit, products of votes in the passes and their gradients are finite.
             self.pose, self.scale = rescale_samples(like, gradient_limit(like.dtype))
             self.children, self.parents, self.dim = like.shape[1:]
         else:
             like = problem.weight
+            # The same of poses and weights, whose products are the votes.
             pose, weight, self.scale = bound_factors(problem.pose, like)
             self.pose = pose.to(weight.dtype)
             self.children, self.parents, self.dim = weight.shape[:3]
@@ -213,8 +217,8 @@ class _BlockedPasses(Passes):
     def _softmax(self, logits: Tensor) -> Tensor:
         """Softmax of `[n, j, i]` over the parents that compete for a child.
 
-        If leaky, one more logit of zero competes; a field that is not local has parents of several
-        positions that compete.
+        If leaky, one more parent of logit zero competes for each child. Unless the field is local,
+        parents at several positions compete.
         """
         if self.field.local and not self.leaky:
             return logits.softmax(dim=1)
