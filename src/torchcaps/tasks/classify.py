@@ -104,10 +104,12 @@ def margin(scores: Scores, targets: Tensor, *_: Any) -> Tensor:
 def two_margins(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
     targets = _without_shares(targets)
-    early = margin_penalty(scores.activation, targets)
-    late = margin_penalty(scores.activation, targets, **HARD)
-    is_late = fraction_trained >= 0.5  # a tensor in a graph, whose value the host does not read
-    return early + is_late * (late - early)
+    if isinstance(fraction_trained, Tensor):  # on the device, for which the host does not wait
+        early = margin_penalty(scores.activation, targets)
+        late = margin_penalty(scores.activation, targets, **HARD)
+        return torch.where(fraction_trained < 0.5, early, late)
+    margins = {} if fraction_trained < 0.5 else HARD
+    return margin_penalty(scores.activation, targets, **margins)
 
 
 def _without_shares(targets: Tensor) -> Tensor:

@@ -135,10 +135,7 @@ class Updater:
             # Not .to(memory_format=...), which would change capsule weights of four axes too.
             convert_conv2d_weight_memory_format(task, torch.channels_last)
         # Layers that draw in training: routers say so, others have a share that they drop.
-        self.has_dropout = any(
-            getattr(layer, "draws", False) or vars(layer).keys() & DROPPED_SHARES
-            for layer in task.modules()
-        )
+        self.has_dropout = any(map(_draws, task.modules()))
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
         self.generator = torch.Generator()  # of random changes of images
@@ -279,6 +276,12 @@ class Updater:
             rows = Ranks(number, num_parts).shard(num_samples)  # parts of nearly equal size
             parts.append((take_rows(shard, rows), rows.stop - rows.start))
         return parts
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Whether a layer draws random numbers in training."""
+    shares = [vars(layer).get(name) for name in DROPPED_SHARES]
+    return getattr(layer, "draws", False) or any(isinstance(x, float) and x for x in shares)
 
 
 def take_rows(batch: Any, rows: slice) -> Any:
