@@ -131,7 +131,7 @@ class TestResults:
                 "--output-file a.txt",
                 "a.txt: expected a file ending in .csv, .jsonl or .parquet",
             ),
-            ("--parquet a.txt", "a.txt: expected a file ending in .csv, .jsonl or .parquet"),
+            ("--parquet a.csv", "--parquet: expected a file ending in .parquet, got a.csv"),
         ],
     )
     def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):

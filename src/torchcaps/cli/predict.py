@@ -178,6 +178,8 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
     from torchcaps.reporting.prediction import columns, csv_lines, json_lines, open_row_file
 
     if file := results.output_file or results.parquet:
+        if results.parquet is not None and file.suffix != ".parquet":
+            raise UsageError(f"--parquet: expected a file ending in .parquet, got {file}")
         with ExitStack() as stack:
             with usage():
                 write_row = stack.enter_context(open_row_file(file, top_k))
