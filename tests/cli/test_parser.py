@@ -9,7 +9,11 @@ from rich.cells import cell_len
 
 import torchcaps as tc
 from torchcaps.cli.main import COMMANDS
-from torchcaps.cli.parser import WITHOUT_FLAG, _make_parser as make_parser
+from torchcaps.cli.parser import (
+    WITHOUT_FLAG,
+    _make_parser as make_parser,
+    _read_docstring as read_docstring,
+)
 from torchcaps.settings import known_settings
 from torchcaps.training import load_recipe
 
@@ -31,6 +35,22 @@ def test_help_fits_a_screen_with_an_example_and_says_no_python(command, monkeypa
     assert max(map(cell_len, lines)) <= 80
     assert not re.search(r"None|\(default: (False|True)\)", text)
     assert f"Example: torchcaps {name or 'train'}" in text
+
+
+def test_a_docstring_may_have_arguments_and_attributes():
+    def command(a):
+        """Do it.
+
+        Args:
+            a: first.
+
+        Attributes:
+            b: second,
+                in two lines.
+        """
+
+    expected = {"a": "first.", "b": "second, in two lines."}
+    assert read_docstring(command) == ("Do it.", expected)
 
 
 def test_a_bare_command_lists_every_command_once_in_groups(command):

@@ -259,6 +259,17 @@ def test_a_task_that_draws_nothing_says_so(tmp_path):
         predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
 
 
+def test_options_of_classes_are_refused_for_masks():
+    model = model_of(size=16, levels=1)
+    model.classes = ("background", "a", "b", "c")
+    model.preprocess = tc.data.Preprocess((16, 16), 1)
+    image = torch.zeros(1, 16, 16)
+    for option in ({"top_k": 2}, {"unknown_below": 0.5}):
+        [name] = option
+        with pytest.raises(ArgumentError, match=f"{name}: this task gives no activations"):
+            predict(model, image, **option)
+
+
 def test_a_large_image_is_predicted_in_tiles():
     """With a network that sees single pixels, tiles give the outputs of the complete image.
 

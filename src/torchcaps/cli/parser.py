@@ -406,7 +406,9 @@ def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
     docstring = inspect.getdoc(documented) or ""
     text, *sections = re.split(r"\n\n(?:Args|Attributes):\n", docstring)
     descriptions = {}
-    for name, description in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", "".join(sections), re.M):
+    for name, description in re.findall(
+        r"^    (\w+): (.*(?:\n {8}.*)*)", "\n".join(sections), re.M
+    ):
         descriptions[name] = " ".join(description.split())
     return text, descriptions
 

@@ -297,8 +297,9 @@ class Predictor:
                 names = [element.output_name for element in batch]
                 preprocess = model_metadata(task.model).preprocess
                 folder = None if self.output is None else Path(self.output)
-                return predict_masks(task, images, names, preprocess, folder)
-            rows = task.predict(images.to(device_of(task.model)))
+                rows = predict_masks(task, images, names, preprocess, folder)
+            else:
+                rows = task.predict(images.to(device_of(task.model)))
             return _complete(rows, images, batch, self)
 
 
