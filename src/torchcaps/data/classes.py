@@ -60,20 +60,6 @@ def unknown_classes(name: str, unknown: Sequence[str], classes: Sequence[str]) -
     )
 
 
-def output_names(classes: Names, count: int) -> Names:
-    """Names of the outputs of a model, which may be more than the classes of its data.
-
-    Further outputs are named by their numbers, such as "2"; where a class has this name, by
-    "output 2".
-
-    Args:
-        classes: of the data.
-        count: number of outputs.
-    """
-    numbers = map(str, range(len(classes), count))
-    return classes + tuple(f"output {name}" if name in classes else name for name in numbers)
-
-
 class LabelTree(NamedTuple):
     """The levels of a label tree, two or more.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
 from torchcaps.data import Batch, Dataset, multi_hot
-from torchcaps.data.classes import class_counts, output_names
+from torchcaps.data.classes import class_counts
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional import spread_loss
 from torchcaps.functional.losses import margin_penalty
@@ -35,7 +35,7 @@ from torchcaps.tasks._base import (
     register_task,
 )
 from torchcaps.transfer import to_device, widen
-from torchcaps.types import Capsules, ModelSpec
+from torchcaps.types import Capsules, ModelSpec, output_names
 
 if TYPE_CHECKING:
     from torchcaps.evaluation.base import EvaluationResult

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from torchcaps import plugins
 from torchcaps.data import Preprocess
-from torchcaps.data.classes import output_names
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import (
     ArgumentError,
@@ -49,6 +48,7 @@ from torchcaps.types import (
     WrappedNetwork,
     find_network,
     model_metadata,
+    output_names,
     set_model_metadata,
     spec_of,
     unwrap,
