@@ -233,6 +233,21 @@ def test_the_dropout_of_attention_is_that_of_the_seed(images):
     assert torch.equal(*weights)
 
 
+def test_dropout_that_begins_at_zero_is_that_of_the_seed(images):
+    def set_share(trainer, _losses):
+        trainer.model.dropout.p = 0.5
+
+    masks = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = Dropping()
+        model.dropout.p = 0
+        fit(model, images, **SETTINGS, callbacks=[Watch(set_share)])
+        masks.append(torch.cat(model.masks[1:]))
+    assert torch.equal(*masks)
+    assert not masks[0].all()
+
+
 # The average
 
 

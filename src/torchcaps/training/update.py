@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import clip_grad_norm_, convert_conv2d_weight_memory_format
 from torch.utils._pytree import tree_map_only
 
@@ -279,9 +280,10 @@ class Updater:
 
 
 def _draws(layer: nn.Module) -> bool:
-    """Whether a layer draws random numbers in training."""
+    """Whether a layer draws random numbers in training; one of dropout may begin with a share of 0."""
     shares = [vars(layer).get(name) for name in DROPPED_SHARES]
-    return getattr(layer, "draws", False) or any(isinstance(x, float) and x for x in shares)
+    is_random = isinstance(layer, _DropoutNd) or getattr(layer, "draws", False)
+    return is_random or any(isinstance(x, float) and x for x in shares)
 
 
 def take_rows(batch: Any, rows: slice) -> Any:
