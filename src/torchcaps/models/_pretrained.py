@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError
+from torchcaps.nn.generator import on_meta
 from torchcaps.types import ModelMetadata, set_model_metadata
 
 Options = Mapping[str, Any]  # arguments of a function, by name
@@ -98,7 +98,7 @@ def pretrained_model(
 
     all_options = description["options"] | dict(options)
     weights = load_file(file)
-    with torch.device("meta"):
+    with on_meta():
         state = build(**trained, **all_options).state_dict()
     fitting = fitting_weights(state, weights)
     misfits = [key for key in state if key not in fitting]

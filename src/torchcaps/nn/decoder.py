@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.errors import check_known
+from torchcaps.nn.generator import on_meta
 from torchcaps.types import Capsules
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -73,7 +74,7 @@ def draw_shape(
 
     def count(shape: ImageShape) -> int:
         """Number of parameters of the decoder that draws this shape."""
-        with torch.device("meta"):
+        with on_meta():
             decoder = build(shape)
         return sum(weight.numel() for weight in decoder.parameters())
 

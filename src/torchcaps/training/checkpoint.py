@@ -250,7 +250,7 @@ def save(
     description = describe(model, metadata)
     try:
         if metadata.builder is None:
-            with torch.device("meta"):
+            with on_meta():
                 copy = build_model(description)
         else:
             copy = build_model(description, torch.Generator(), metadata.builder)
@@ -389,7 +389,7 @@ def load(
         tensors, _ = load_tensors(path)
         state = {}  # in the types and the order of the tensors of the model
         for name, tensor in model.state_dict().items():
-            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+            state[name] = tensors[name].to(tensor.dtype, copy=True)
         model.load_state_dict(state, assign=True)
         check_numbers(model.state_dict())
     except RunError:

@@ -14,6 +14,7 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TorchcapsError, check_regular
 from torchcaps.isolated import IsolatedError, call_isolated
 from torchcaps.models.published import LAYOUTS, Layout, Sizes
+from torchcaps.nn.generator import on_meta
 from torchcaps.training.checkpoint import (
     build_model,
     check_fit,
@@ -61,7 +62,7 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
         preprocess = Preprocess(img_size=(side, side), in_chans=channels)
         classes = tuple(map(str, range(num_classes)))
         description = describe_model(name, options, classes, preprocess)
-        with torch.device("meta"):
+        with on_meta():
             model = build_model(description)
         state = {
             key: torch.zeros((), dtype=torch.int64)  # Keras does not count

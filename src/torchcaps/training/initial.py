@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import fitting_weights, take_weights
+from torchcaps.nn.generator import on_meta
 from torchcaps.training.checkpoint import SEPARATOR, build_model, model_file
 from torchcaps.training.files import load_tensors, save_tensors
 from torchcaps.types import Json, Names, WrappedNetwork, find_network, unwrap
@@ -91,7 +91,7 @@ def _class_weights(description: Json) -> list[str]:
     classes = list(description["classes"])
     if not classes or SEPARATOR in description["model"]:
         return []  # the builder of a user is not called: what does not fit is left out by its shape
-    with torch.device("meta"):
+    with on_meta():
         state = build_model(description).state_dict()
         more_classes = [*classes, f"{classes[-1]}'"]
         wider = build_model(description | {"classes": more_classes}).state_dict()
