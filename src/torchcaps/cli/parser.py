@@ -42,14 +42,8 @@ SYNONYMS = {
     "--num-workers": "--workers",
     "--wd": "--weight-decay",
 }
-WITHOUT_THREADS = (
-    "models",
-    "recipes",
-    "data",
-    "import",
-    "doctor",
-    "check",
-)  # commands that compute nothing
+# Commands that compute nothing.
+WITHOUT_THREADS = ("models", "recipes", "data", "import", "doctor", "check")
 HELP_COLUMN = 28  # of the descriptions of flags
 
 
@@ -135,8 +129,7 @@ def list_settings(is_short: bool) -> dict[str, Flag]:
     from torchcaps.data.augment import ordered_augmentations
     from torchcaps.settings import known_settings
 
-    augmentations = ordered_augmentations()
-    switches = {name for augmentation in augmentations for name in augmentation.switches}
+    switches = {name for change in ordered_augmentations() for name in change.switches}
     flags = {}
     for name, setting in known_settings().items():
         if name in WITHOUT_FLAG:
@@ -164,12 +157,8 @@ def forms_of(hint: Any) -> dict[str, Callable[[str], Any]]:
     The forms are written as in the help: `INT`; `INTxINT`; or the choices, as `auto|fp32`. A
     function raises ValueError for a word of another form.
     """
-    forms = {}
-    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        if kind is not NoneType:
-            text, read = _form_of(kind)
-            forms[text] = read
-    return forms
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return dict(_form_of(kind) for kind in kinds if kind is not NoneType)
 
 
 def _name_of(kind: type) -> str:

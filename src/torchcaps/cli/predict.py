@@ -99,8 +99,7 @@ def predict(
     if work.address and not work.engine:
         raise UsageError("--address: expected --engine ray too")
     run, inputs = _split_paths(paths)
-    names = [name for name, choice in vars(results).items() if choice]
-    flags = [f"--{name.replace('_', '-')}" for name in names]
+    flags = [f"--{name}".replace("_", "-") for name, choice in vars(results).items() if choice]
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size

@@ -15,8 +15,7 @@ from torchcaps.errors import ArgumentError, ExportError, counted
 from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
-from torchcaps.reporting.api import ModelOrRun
-from torchcaps.reporting.prediction import load_model
+from torchcaps.reporting.prediction import ModelOrRun, load_model
 from torchcaps.training.files import atomic, files_of, make_folder
 from torchcaps.training.run import is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
@@ -146,9 +145,12 @@ def export(
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
     weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
-    metadata = _describe(model)
-    metadata |= {"weights": weights, "loss": loss, "changed": changed}
-    metadata["checked"] = {"images": source, "batches": batches}
+    metadata = _describe(model) | {
+        "weights": weights,
+        "loss": loss,
+        "changed": changed,
+        "checked": {"images": source, "batches": batches},
+    }
     make_folder(path.parent)
     with atomic(path) as partial:
         start = perf_counter()

@@ -194,7 +194,7 @@ def _differentiable_gradients(
     objective: Any = sum(products)
     leaves: list[Any] = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
     gradients = torch.autograd.grad(
-        objective, leaves, create_graph=True, allow_unused=True, materialize_grads=True
+        objective, leaves, create_graph=True, materialize_grads=True
     )
     remaining = iter(gradients)
     return [next(remaining) if is_needed else None for is_needed in needed]

@@ -9,10 +9,11 @@ from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.votes import ProductVotes, Votes
 
 # Looked for once, without an import: numba alone takes half a second.
-HAS_NUMBA = find_spec("numba") is not None
 HAS_TRITON = find_spec("triton") is not None
 BLOCKED = "blocked over samples: the votes of a batch are never stored"
-NO_NUMBA = "numba is not installed (pip install 'torchcaps[fast]')"
+NO_NUMBA = (
+    None if find_spec("numba") else "numba is not installed (pip install 'torchcaps[fast]')"
+)
 FULL_PRECISION = (torch.float32, torch.float64)
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 

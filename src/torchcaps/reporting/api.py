@@ -29,9 +29,8 @@ from torchcaps.evaluation import example_indices
 from torchcaps.evaluation.base import EvaluationResult, Progress
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.prediction import ModelOrRun as ModelOrRun, load_model
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
-from torchcaps.training import Run
+from torchcaps.training import Run, TrainConfig
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
@@ -423,15 +422,16 @@ def animate_run(
     films = []
     for image in originals:
         paths = evaluation.vote_paths(model, image)
-        film = viz.vote_film(
-            paths.coupling,
-            paths.votes,
-            paths.activation,
-            classes=viz.canvas.drawable(model_metadata(model).classes),
-            image=image,
-            gaussian=paths.agreement,
+        films.append(
+            viz.vote_film(
+                paths.coupling,
+                paths.votes,
+                paths.activation,
+                classes=viz.canvas.drawable(model_metadata(model).classes),
+                image=image,
+                gaussian=paths.agreement,
+            )
         )
-        films.append(film)
     return save_film(
         chain.from_iterable(films), output or evaluation_folder(run) / PLOTS / "votes.gif"
     )

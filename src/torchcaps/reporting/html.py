@@ -32,6 +32,7 @@ from torchcaps.data import Dataset, DiskDataset
 from torchcaps.errors import ArgumentError, check_range, counted
 from torchcaps.evaluation import (
     Calibration,
+    Diagnosis,
     Evaluation,
     Reliability,
     compare_answers,
@@ -51,10 +52,9 @@ from torchcaps.reporting.evaluated import (
     evaluate_run,
     have_same_images,
 )
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks import ReportItem, create_task, evenly
 from torchcaps.templates import Picture, picture, render, strip
-from torchcaps.training import Run
+from torchcaps.training import Run, TrainConfig
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.types import Capsules, Json, StrPath, find_network
 from torchcaps.words import percent
@@ -322,9 +322,9 @@ def routing(run: EvaluatedRun) -> Section | None:
 
     Left out where `run.num_diagnosed`, the number of test images to measure it on, is 0.
     """
-    if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
-        return None
     diagnosis = diagnosis_of(run)
+    if diagnosis is None:
+        return None
     if isinstance(diagnosis, str):
         return Section("routing", "Routing", [f"It cannot be measured for this run: {diagnosis}."])
     rows = [(f"{mark} {question}", answer) for mark, question, answer in diagnosis.table().rows]
@@ -335,10 +335,8 @@ def routing(run: EvaluatedRun) -> Section | None:
 @register_section()
 def measures(run: EvaluatedRun) -> Section | None:
     """The statistics behind the section on routing."""
-    if routing(run) is None:
-        return None
     diagnosis = diagnosis_of(run)
-    if isinstance(diagnosis, str):
+    if not isinstance(diagnosis, Diagnosis):
         return None
     from torchcaps import viz
 
@@ -416,12 +414,11 @@ def report(
             progress=progress,
         )
     content = render_runs(runs)
-    if path is None:
-        path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
-    make_folder(Path(path).parent)
-    with atomic(Path(path)) as partial:
+    file = Path(path or folders[0] / ("report.html" if len(runs) == 1 else "comparison.html"))
+    make_folder(file.parent)
+    with atomic(file) as partial:
         partial.write_text(content, encoding="utf-8")
-    return Path(path)
+    return file
 
 
 def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:

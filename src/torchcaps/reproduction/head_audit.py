@@ -33,8 +33,7 @@ from torchcaps.evaluation.base import (
 )
 from torchcaps.models.backbone import head_on_backbone, head_on_features, plain_units
 from torchcaps.models.notebook import parameter_count
-from torchcaps.nn import CapsuleHead
-from torchcaps.nn.generator import use_generator
+from torchcaps.nn import CapsuleHead, use_generator
 from torchcaps.reporting.evaluated import compare, read_margin
 from torchcaps.reporting.prediction import Row, open_row_file
 from torchcaps.settings import TrainConfig

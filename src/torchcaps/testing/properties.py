@@ -395,6 +395,7 @@ def _route(router: Router, inputs: _Inputs) -> Any:
     """Pose, activation and coupling, without extras."""
     routed = router(DenseVotes(*inputs))
     if routed.coupling is None:
-        problem = "expected a coupling [batch, *space, children, parents], got None"
-        raise ArgumentError("router", problem)
+        raise ArgumentError(
+            "router", "expected a coupling [batch, *space, children, parents], got None"
+        )
     return Routed(*routed)

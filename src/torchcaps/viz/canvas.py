@@ -127,7 +127,7 @@ def plain(
     axes.set_xlabel(xlabel, fontsize=SMALL)
     axes.set_ylabel(ylabel, fontsize=SMALL)
     if grid:
-        axes.grid(True, color=GRID_COLOR, lw=0.6)
+        axes.grid(color=GRID_COLOR, lw=0.6)
     return axes
 
 

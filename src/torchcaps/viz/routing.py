@@ -78,7 +78,7 @@ def diagnosis(figures: Diagnosis) -> Figure:
         draws.append(_draw_idle)
     else:
         absent.append("no capsule is out of use")
-    figure, grid = panels(len(draws), min(len(draws), 2 if len(draws) == 4 else 3), 4.2, 3.2)
+    figure, grid = panels(len(draws), 2 if len(draws) == 4 else 3, 4.2, 3.2)
     for draw, axes in zip(draws, grid, strict=True):
         draw(axes, figures)
     if absent:
@@ -272,16 +272,21 @@ def vote_paths(
         axes.text(0, 1.35, text, ha="center", va="bottom", fontsize=TEXT)
         turns = _draw_rim(axes, reach[index], short_names(classes, 10))
         if gaussian:
-            radii = np.sqrt(_spread(weights[index], u)) / unit
-            _draw_ellipses(axes, radii, reach[index], turns)
-            continue
+            chains = chains[:, [0, -1]]
+            diameters = 2 * np.sqrt(_spread(weights[index], u)) / unit
         for parent, ends in enumerate(chains):
             scale = reach[index, parent] / max(ends[-1, 0], TINY)
             x, y = (scale * ends @ turns[parent]).T
+            end = (x[-1], y[-1])
             color = RIM_COLORS[parent % len(RIM_COLORS)]
             order = 3 if parent == winner else 2
             axes.plot(x, y, color=color, lw=1.6, solid_joinstyle="round", zorder=order)
-            axes.plot(x[-1:], y[-1:], color=color, marker="o", ms=4, zorder=order)
+            axes.plot(*end, color=color, marker="o", ms=4, zorder=order)
+            if gaussian:
+                cosine, sine = turns[parent, 0]
+                angle = np.degrees(np.arctan2(sine, cosine))
+                width, height = diameters[parent]
+                axes.add_patch(Ellipse(end, width, height, angle=angle, color=color, alpha=0.35))
     return figure
 
 
@@ -352,7 +357,7 @@ def _draw_rim(axes: Axes, reach: Floats, names: Names) -> Floats:
         )
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.25, 1.75), aspect="equal")
     axes.set_axis_off()
-    return np.stack([np.stack([x, y], axis=-1), np.stack([-y, x], axis=-1)], axis=1)
+    return np.array([[x, y], [-y, x]]).transpose(2, 0, 1)
 
 
 def _spread(weight: Floats, u: Floats) -> Floats:
@@ -368,18 +373,3 @@ def _spread(weight: Floats, u: Floats) -> Floats:
     return np.stack([(weight * along**2).sum(axis=0), largest], axis=-1)
 
 
-def _draw_ellipses(
-    axes: Axes,
-    radii: Floats,
-    reach: Floats,
-    turns: Floats,
-) -> None:
-    for parent, (x, y) in enumerate(reach[:, None] * turns[:, 0]):
-        color = RIM_COLORS[parent % len(RIM_COLORS)]
-        angle = np.degrees(np.arctan2(turns[parent, 0, 1], turns[parent, 0, 0]))
-        width, height = 2 * radii[parent]
-        axes.add_patch(
-            Ellipse((x, y), width, height, angle=angle, fc=color, ec=color, alpha=0.35, zorder=2)
-        )
-        axes.plot([0, x], [0, y], color=color, lw=1.2, zorder=2)
-        axes.plot([x], [y], color=color, marker="o", ms=4, zorder=3)

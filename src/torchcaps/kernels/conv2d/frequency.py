@@ -185,11 +185,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
 
 
 # An operator of torch, `torchcaps::conv2d_frequency`, with its gradient.
-_conv2d = define_operator(
-    "conv2d_frequency",
-    Problem,
-    memory_format=torch.channels_last,
-)
+_conv2d = define_operator("conv2d_frequency", Problem, memory_format=torch.channels_last)
 
 
 def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
@@ -432,4 +428,4 @@ def _fit_size(pixels: Tensor, size: Pair) -> Tensor:
 def _split_samples(batch: int, plan: Plan) -> list[slice]:
     """Slices of samples that have at most `MAX_WINDOWS` windows, or one sample each."""
     size = max(1, MAX_WINDOWS // math.prod(plan.num_tiles))
-    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+    return [slice(start, start + size) for start in range(0, batch, size)]

@@ -4,7 +4,6 @@ The loops are in `_loops.py`, which needs numba and is imported at the first cal
 and b, all samples.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route, not_
 from torchcaps.kernels.lanes import BLOCK, LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import bound_factors
 from torchcaps.kernels.registry import fast_path
-from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, dtype_mismatch
+from torchcaps.kernels.support import NO_NUMBA, dtype_mismatch
 
 # Numbers in all votes below which the loops gain less time than their compilation takes.
 MIN_NUMBERS = 1 << 22
@@ -24,8 +23,7 @@ MAX_DIM = 32
 
 def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
-    reason = not_linear(votes) if HAS_NUMBA else NO_NUMBA
-    reason = reason or dtype_mismatch(votes, torch.device("cpu"))
+    reason = NO_NUMBA or not_linear(votes) or dtype_mismatch(votes, torch.device("cpu"))
     if reason is None and max(votes.weight.shape[2:]) > MAX_DIM:
         return f"a capsule has more than {MAX_DIM} dimensions"
     return reason
@@ -69,9 +67,6 @@ class _LoopPasses(Passes):
             weight,
         )
         self.terms: list[tuple[Tensor, Tensor]] = []
-
-    def blocks(self) -> Iterator[slice]:
-        yield slice(None)
 
     def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.c = self._new_links()

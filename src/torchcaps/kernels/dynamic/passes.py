@@ -149,9 +149,9 @@ class Passes(ABC):
     scale: Tensor | None = None
     grad_weight: Tensor | None = None
 
-    @abstractmethod
     def blocks(self) -> Iterator[slice]:
-        """Blocks of samples; the other methods work on the last one."""
+        """Blocks of samples, by default a single one; the other methods work on the last one."""
+        yield slice(None)
 
     @abstractmethod
     def weighted_sums(self, V: Tensor | None) -> Tensor:
@@ -280,23 +280,21 @@ def define_route(
             votes.context.needs_coupling,
         )
         v, length, coupling, _ = run_operator(problem)
-        return restore_positions(votes, votes.activation.shape[:-1], v, length, coupling)
+        return restore_positions(votes, v, length, coupling)
 
     return run
 
 
-def restore_positions(
-    votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor
-) -> Routed:
+def restore_positions(votes: Votes, v: Tensor, length: Tensor, coupling: Tensor) -> Routed:
     """Outputs of an operator at their positions.
 
     Args:
         votes: that were routed.
-        lead: batch and positions.
         v: poses of the parents, `[batch * positions, j, d]`.
         length: their lengths, `[batch * positions, j]`.
         coupling: `[batch * positions, i, j]`; couplings of absent children become 0.
     """
+    lead = votes.activation.shape[:-1]  # batch and positions
     v = v.unflatten(0, lead)
     length = length.unflatten(0, lead)
     if not votes.context.needs_coupling:

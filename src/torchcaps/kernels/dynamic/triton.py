@@ -9,7 +9,7 @@ there.
 import math
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -176,9 +176,6 @@ class _TritonPasses(Passes):
             self.grad_pose = torch.zeros_like(self.pose, dtype=torch.float32)
             self.grad_weight: Tensor = torch.zeros_like(self.weight, dtype=torch.float32)
 
-    def blocks(self) -> Iterator[slice]:
-        yield slice(None)
-
     def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.agreements = None if V is None else self._agreements(V)
         return self._sums(self.agreements)
@@ -194,13 +191,8 @@ class _TritonPasses(Passes):
     ) -> Tensor | None:
         """Adds the pass's part to the gradients of poses and weights, in float32."""
         agreements = None
-        if V is not None and self.detach:
-            agreements = self._agreements(V)
-        elif V is not None:
-            by_parent = None
-            if grad_coupling is not None:
-                by_parent = grad_coupling.permute(2, 0, 1).contiguous()
-            agreements = self._agreements(V, grad_s, by_parent)
+        if V is not None:
+            agreements = self._agreements(V, None if self.detach else grad_s, grad_coupling)
 
         vectors = (grad_s if V is None else V, grad_s, *(agreements or (grad_s, grad_s)))
         options = {"uniform": self.uniform, "FACTOR": _factor(agreements)}
@@ -237,7 +229,7 @@ class _TritonPasses(Passes):
         Args:
             V: sum of the parents of the passes before, `[b, j, d]`.
             grad_s: dL/ds `[b, j, d]`, or None.
-            grad_coupling: gradient of the couplings themselves, `[j, b, i]`, or None.
+            grad_coupling: gradient of the couplings themselves, `[b, i, j]`, or None.
         """
         batch = len(self.pose)
         children, parents = self.weight.shape[:2]
@@ -251,7 +243,7 @@ class _TritonPasses(Passes):
             self.weight,
             V,
             V if grad_s is None else grad_s,
-            V if grad_coupling is None else grad_coupling,
+            V if grad_coupling is None else grad_coupling.permute(2, 0, 1).contiguous(),
             logits,
             stats,
             LEAKY=self.leaky,

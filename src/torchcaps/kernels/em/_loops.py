@@ -49,9 +49,6 @@ from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.kernels._compile import compiled, compiled_loop, compiled_sum, exp
 from torchcaps.kernels.lanes import LANES, keep_compiled
 
-# Squared distance of a mean from the center, in variances, beyond which sums of squares lose
-# digits.
-FAR = 1.0
 # Children that are summed before their sum is added to the total: a single one is so much smaller
 # than the total of many that it would lose digits.
 PART = 32
@@ -64,7 +61,8 @@ LOGIT = 2
 #   sizes: tuples as long as the sizes of p, k and q; the length of a tuple belongs to its type, so
 #       that the compiler knows it and unrolls loops over it.
 #   num_competitions: their number.
-#   place, competition: numbers [j, i].
+#   place: number [j, i].
+#   competition: number of each pair (j, i), flat.
 #   first_R: R of the first M-step [j, i].
 #   pose, activation, weight, shift: see above.
 #   beta_u, beta_a: [type]; beta_u is multiplied by H.
@@ -209,7 +207,6 @@ def update_state(layer, t, j, center, first_moment, second_moment, total, state)
     zero = number(0)
     var_min = number(VAR_MIN)
     epsilon = number(EPSILON)
-    far = number(FAR)
     is_far = False
     stats[MASS] = total
     stats[LOG_VAR] = 0
@@ -222,7 +219,8 @@ def update_state(layer, t, j, center, first_moment, second_moment, total, state)
             squares = second_moment[h, n] - two * offset * first_moment[h, n]
             squares += offset * offset * total[n]
             variance[h, n] = max(squares * inverse, zero)
-            is_far |= offset * offset > far * (variance[h, n] + var_min)
+            # Beyond a standard deviation, sums of squares lose digits.
+            is_far |= offset * offset > variance[h, n] + var_min
             stats[LOG_VAR, n] += math.log(variance[h, n] + var_min)
     for n in range(LANES):
         cost = (layer.beta_u[parent_type] + half * stats[LOG_VAR, n]) * total[n]
@@ -235,7 +233,6 @@ def e_step(layer, g, state, R):
     """E-step: writes R from the state after the iteration before."""
     parents = len(R)
     number = R.dtype.type
-    one = number(1)
     half = number(0.5)
     var_min = number(VAR_MIN)
     # log a_j + log N(V; mean, variance) is a polynomial of d = V - mean, without a linear term.
@@ -257,7 +254,7 @@ def e_step(layer, g, state, R):
             constant[n] = constants[j, n] - common[n]
         for h in range(len(square)):
             for n in range(LANES):
-                square[h, n] = -half * (one / (state.variance[j, h, n] + var_min))
+                square[h, n] = -half / (state.variance[j, h, n] + var_min)
         sum_quadratics(layer, g, j, state.mean[j], linear, square, constant, R[j])
     softmax(layer, R)
 
@@ -285,25 +282,19 @@ def sum_quadratics(layer, g, j, center, linear, square, constant, out):
 @compiled
 def softmax(layer, x):
     """x = exp(x) / sum of exp(x) over a competition, in place of x [j, i, n]."""
-    parents, children, _ = x.shape
+    pairs = x.reshape(-1, LANES)
     largest = np.full((layer.num_competitions, LANES), -np.inf, x.dtype)
     total = np.zeros_like(largest)
-    for j in range(parents):
-        for i in range(children):
-            competition = layer.competition[j, i]
-            for n in range(LANES):
-                largest[competition, n] = max(largest[competition, n], x[j, i, n])
-    for j in range(parents):
-        for i in range(children):
-            competition = layer.competition[j, i]
-            for n in range(LANES):
-                x[j, i, n] = exp(x[j, i, n] - largest[competition, n])
-                total[competition, n] += x[j, i, n]
-    for j in range(parents):
-        for i in range(children):
-            competition = layer.competition[j, i]
-            for n in range(LANES):
-                x[j, i, n] /= total[competition, n]
+    for pair, competition in enumerate(layer.competition):
+        for n in range(LANES):
+            largest[competition, n] = max(largest[competition, n], pairs[pair, n])
+    for pair, competition in enumerate(layer.competition):
+        for n in range(LANES):
+            pairs[pair, n] = exp(pairs[pair, n] - largest[competition, n])
+            total[competition, n] += pairs[pair, n]
+    for pair, competition in enumerate(layer.competition):
+        for n in range(LANES):
+            pairs[pair, n] /= total[competition, n]
 
 
 @compiled_loop
@@ -327,7 +318,7 @@ def backward_pass(first, last, layer, states, grad_mean, grad_logit, grad_coupli
     slope = np.zeros_like(intercept)
     grad_variance = np.empty((parents, dim, LANES), mean.dtype)
     for g in range(first, last):
-        center = mean[g, iterations - 1]
+        center = mean[g, -1]
         grad_states = State(grad_mean[g], grad_variance, grad_logit[g])
         grad_variance[:] = 0
         gradients.betas[g] = 0
@@ -416,30 +407,26 @@ def m_step_backward(layer, indices, state, grad_state, center, line, grad_betas,
 @compiled
 def activation_backward(layer, g, R, grad, grad_activation):
     """Backward of r_ij = R_ij a_i: replaces dL/dr by dL/dR, and adds to dL/da [place, n]."""
-    parents, children, _ = R.shape
-    for j in range(parents):
-        for i in range(children):
-            place = layer.place[j, i]
-            for n in range(LANES):
-                grad_activation[place, n] += R[j, i, n] * grad[j, i, n]
-                grad[j, i, n] *= layer.activation[g, place, n]
+    R = R.reshape(-1, LANES)
+    grad = grad.reshape(-1, LANES)
+    for pair, place in enumerate(layer.place.ravel()):
+        for n in range(LANES):
+            grad_activation[place, n] += R[pair, n] * grad[pair, n]
+            grad[pair, n] *= layer.activation[g, place, n]
 
 
 @compiled
 def softmax_backward(layer, R, grad):
     """From dL/dR to dL/dlog R = R (dL/dR - sum of R dL/dR over a competition), in place."""
-    parents, children, _ = R.shape
+    R = R.reshape(-1, LANES)
+    grad = grad.reshape(-1, LANES)
     average = np.zeros((layer.num_competitions, LANES), R.dtype)
-    for j in range(parents):
-        for i in range(children):
-            competition = layer.competition[j, i]
-            for n in range(LANES):
-                average[competition, n] += R[j, i, n] * grad[j, i, n]
-    for j in range(parents):
-        for i in range(children):
-            competition = layer.competition[j, i]
-            for n in range(LANES):
-                grad[j, i, n] = R[j, i, n] * (grad[j, i, n] - average[competition, n])
+    for pair, competition in enumerate(layer.competition):
+        for n in range(LANES):
+            average[competition, n] += R[pair, n] * grad[pair, n]
+    for pair, competition in enumerate(layer.competition):
+        for n in range(LANES):
+            grad[pair, n] = R[pair, n] * (grad[pair, n] - average[competition, n])
 
 
 @compiled

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,6 @@ from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
 from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
-    HAS_NUMBA,
     NO_NUMBA,
     competes_apart,
     device_mismatch,
@@ -62,7 +61,7 @@ class Problem(NamedTuple):
         activation: `[b, y, x, n]`.
         weight: `[i, j, inner, outer]`.
         beta_u, beta_a: `[j]`.
-        shift: `[1 or i, 1 or j, h]`, or None.
+        shift: `[1 or i, 1 or j, h]` or `[j, h]`, or None.
         kernel, stride, convention: of the windows; see `ConvField`.
         temperatures: inverse temperature of each iteration.
         want_coupling: whether to return the last coupling.
@@ -206,8 +205,7 @@ class Problem(NamedTuple):
 
 def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
-    reason = None if HAS_NUMBA else NO_NUMBA
-    reason = reason or needs_reference(votes)
+    reason = NO_NUMBA or needs_reference(votes)
     reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
     if reason is None and not isinstance(votes, ProductVotes):
         reason = "the votes are given, not made of poses and matrices"
@@ -248,47 +246,41 @@ def run(
         temperatures: inverse temperature of each iteration.
     """
     weight = full_precision(votes.matrices)
-    lead = votes.activation.shape[:-1]  # batch and positions of the parents
+    as_parameter = partial(torch.as_tensor, dtype=weight.dtype, device=weight.device)
     field = padded_windows(votes.field)
     if field is None:
         # Children at the positions of their parents: each position is a map of one place.
         field = ConvField(1, 1, 1, convention=votes.field.convention)
-        pose = votes.pose.flatten(0, len(lead) - 1)[:, None, None]
-        activation = votes.activation.flatten(0, len(lead) - 1)[:, None, None]
+        pose = votes.pose.flatten(0, -3)[:, None, None]
+        activation = votes.activation.flatten(0, -2)[:, None, None]
     else:
         pose = votes.field.pad(votes.children.pose)
         activation = votes.field.pad(votes.children.activation)
 
-    shift = None if votes.shift is None else full_precision(votes.shift)
-    if votes.bias is not None:
-        bias = full_precision(votes.bias).unsqueeze(0)
-        shift = bias if shift is None else shift + bias
-    beta_u = torch.as_tensor(beta_u, dtype=weight.dtype, device=weight.device)
-    beta_a = torch.as_tensor(beta_a, dtype=weight.dtype, device=weight.device)
+    shift = None
+    for term in (votes.shift, votes.bias):
+        if term is not None:
+            term = term.to(weight.dtype)
+            shift = term if shift is None else shift + term
     problem = Problem(
         pose=pose.to(weight.dtype),
         activation=activation.to(weight.dtype),
         weight=weight,
-        beta_u=beta_u.expand(votes.parents),
-        beta_a=beta_a.expand(votes.parents),
-        shift=None if shift is None else shift.to(weight.dtype),
+        beta_u=as_parameter(beta_u).expand(votes.parents),
+        beta_a=as_parameter(beta_a).expand(votes.parents),
+        shift=shift,
         kernel=field.kernel,
         stride=field.stride,
         convention=field.convention,
         temperatures=temperatures,
         want_coupling=votes.context.needs_coupling,
     )
-    mean, parent_activation, coupling = _em_routing(problem)[:3]
-    return restore_positions(
-        votes, lead, mean.flatten(0, 2), parent_activation.flatten(0, 2), coupling.flatten(0, 2)
-    )
+    mean, parent_activation, coupling = (x.flatten(0, 2) for x in _em_routing(problem)[:3])
+    return restore_positions(votes, mean, parent_activation, coupling)
 
 
-_em_routing = define_operator(
-    "em_routing_numba",
-    Problem,
-    num_saved=3,  # the states: means, variances and stats
-)
+# The states are saved: means, variances and stats.
+_em_routing = define_operator("em_routing_numba", Problem, num_saved=3)
 
 
 def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
@@ -336,7 +328,7 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # they outlive the call
 def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, Tensor]:
-    """Place of each child on the map and number of the competition for it, both `[w * j, i]`.
+    """Place of each child on the map `[w * j, i]`, and number of the competition for it, flat.
 
     Parents with the same number compete for the child.
 
@@ -352,4 +344,4 @@ def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, T
     pairs = pairs.view(1, *field.positions, parents, -1).transpose(-1, -2)
     last = field.reduce_competing(pairs, Tensor.amax).expand_as(pairs)
     _, competition = last.unique(return_inverse=True)
-    return place, competition[0].transpose(-1, -2).flatten(0, 2)
+    return place, competition[0].transpose(-1, -2).flatten()

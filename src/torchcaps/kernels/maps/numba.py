@@ -29,7 +29,7 @@ from torchcaps.kernels.lanes import POSITIONS, as_arrays, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude
 from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
-from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
+from torchcaps.kernels.support import NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
 
 # Numbers in all votes below which the loops gain less time than their compilation takes.
@@ -93,8 +93,7 @@ def obstacle(votes: Votes) -> str | None:
     """Why the compiled loops cannot take these votes."""
     if not isinstance(votes, MapVotes):
         return "the votes are no maps"
-    reason = None if HAS_NUMBA else NO_NUMBA
-    reason = reason or needs_reference(votes)
+    reason = NO_NUMBA or needs_reference(votes)
     if reason is None and not votes.field.local:
         reason = "parents at different positions compete"
     operands = {"pose": votes.children.pose, "bias": votes.bias}
@@ -134,14 +133,10 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
     maps = votes.bind(without_clamp).maps()  # [b, i, j, d, *positions]
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     problem = Problem(maps.flatten(4), bias, iterations, needs_coupling)
-    v, length, coupling = _map_routing(problem)
-
-    positions = maps.shape[4:]
-    pose = spatial_first(v.unflatten(-1, positions))
-    activation = spatial_first(length.unflatten(-1, positions))
-    if not needs_coupling:
-        return Routed(pose, activation, None)
-    return Routed(pose, activation, spatial_first(coupling.unflatten(-1, positions)))
+    pose, activation, coupling = (
+        spatial_first(x.unflatten(-1, maps.shape[4:])) for x in _map_routing(problem)
+    )
+    return Routed(pose, activation, coupling if needs_coupling else None)
 
 
 _map_routing = define_operator("map_routing_numba", Problem)
