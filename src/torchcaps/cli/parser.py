@@ -357,8 +357,7 @@ def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argp
         options["help"] += f" (default: {flag.default})".replace("%", "%%")
     if flag.is_rare and is_short:
         options["help"] = argparse.SUPPRESS
-    option = f"--{flag.name or name}".replace("_", "-")
-    return parser.add_argument(option, dest=key, **options)
+    return parser.add_argument(f"--{flag.name or name}".replace("_", "-"), dest=key, **options)
 
 
 def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:

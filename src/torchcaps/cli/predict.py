@@ -204,14 +204,8 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         def write(row: Row) -> None:
             cells = columns(row, top_k)
             if not table:
-                table.append([])
-                for name in cells:
-                    table[-1].append(HEADS.get(name, name.replace("_", " ")))
-            table.append([])
-            for cell in cells.values():
-                is_number = isinstance(cell, float)
-                text = "" if cell is None else " ".join(str(cell).split())
-                table[-1].append(f"{cell:.3f}" if is_number else text)
+                table.append([HEADS.get(name, name.replace("_", " ")) for name in cells])
+            table.append(list(map(_as_text, cells.values())))
             if len(table) > SCREEN:
                 print_table(table)
                 table.clear()
@@ -219,3 +213,9 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         yield write
         if table:
             print_table(table)
+
+
+def _as_text(cell: Any) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.3f}"
+    return "" if cell is None else " ".join(str(cell).split())

@@ -165,13 +165,13 @@ def compare(
         runs = runs[:1]
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
-    counts = sorted([len(runs), len(others)])
-    if counts[0] == 1 < counts[1]:
+    num_single = [len(runs), len(others)].count(1)
+    if num_single == 1:
         raise UsageError(
             "--with: expected one run of each method or several of each, "
-            f"got {counts[0]} and {counts[1]}"
+            f"got {len(runs)} and {len(others)}"
         )
-    if paired and counts[1] == 1:
+    if paired and num_single:
         raise UsageError("--paired: expected several runs of each method, got one")
     _check_different((*runs, *others))
     for p_value in adjust:
@@ -431,9 +431,10 @@ def export(
         exported = tc.export(
             run, output, format=format, half=half, int8=int8, opset=opset, root=root
         )
-    rows = [["figure", "value"]]
-    for name, figure in exported.to_dict().items():
-        rows.append([name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)])
+    document = exported.to_dict()
+    rows = [("figure", "value")]
+    for name, figure in document.items():
+        rows.append((name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)))
     if push is not None:
         note(f"uploaded to {tc.exporting.push(exported.path, push, private=private)}")
-    show(json, exported.to_dict(), rows)
+    show(json, document, rows)

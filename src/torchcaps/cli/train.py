@@ -110,14 +110,16 @@ def train(
     if resume and not has_folds:
         run = tc.training.Run(folder)
         before = run.config
-        changes = {"model": config.model.name, "model_options": before.model.options | options}
-        changes = {**settings, **changes}
+        model_options = before.model.options | options
+        changes = {**settings, "model": config.model.name, "model_options": model_options}
         with usage():
             tc.training.run.resumed_config(before, changes, tc.training.run.is_complete(run))
         former = run.environment.get("threads")
         if threads is not None and former not in (None, threads):
-            cost = "it will not end with the same bits"
-            note(f"--threads: the run was started with {former}; with {threads} {cost}")
+            note(
+                f"--threads: the run was started with {former}; with {threads} it will not end "
+                "with the same bits"
+            )
     if has_folds:
         with hinted([folder / "fold-1"]):
             _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
@@ -193,7 +195,6 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
     with counting("evaluating") as progress:
         evaluation = tc.evaluate(run, output=folder, progress=progress, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
-    lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"
     has_control = tc.models.model_info(run.config.model.name).control
     if control or (has_control and spec_of(tc.load(folder)).features):
@@ -206,10 +207,11 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
         rows, verdict, document["control"] = compare_with_control(
             {run: evaluation, second: control_evaluation}
         )
-        width = len(lines[0])
-        lines += [("",) * width, *(row + ("",) * (width - len(row)) for row in rows)]
         below = f"{verdict}\n{below}"
-    show(json, document, lines, below)
+        if not json:
+            print_table(rows)
+            print()
+    show(json, document, evaluation.table().lines, below)
     note_without_plots()
     note_next(folder, "report", "explore", "predict IMAGE")
 
@@ -223,8 +225,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool, training: Any) -> No
         resume: continue what is in the folder.
         training: `train` or `cross_validate`.
     """
-    output = shlex.quote(str(folder))
-    command = f"torchcaps train {config.model.name} --output {output} --resume"
+    command = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume"
     if config.data.folds is not None and config.data.fold is None:
         command += f" --folds {config.data.folds}"
     with stoppable(f"continue with: {command}{plugins.flags()}") as callbacks:
@@ -381,7 +382,7 @@ def reproduce(
     field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
     names = field if recipe is None else [recipe]
     results: Any = []
-    for loaded in [tc.training.load_recipe(name) for name in names]:
+    for loaded in list(map(tc.training.load_recipe, names)):  # a wrong one ends it at once
         with stoppable("the same command continues it", loaded.name) as callbacks:
             results += tc.reproduce(
                 loaded,

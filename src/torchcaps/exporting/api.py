@@ -192,8 +192,7 @@ def _check_images(
         images = data.float_images(spread)
         source = f"{counted(len(images), 'test image')} of {data.name}"
     else:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.rand(sum(sizes), *shape, generator=generator)
+        images = torch.rand(sum(sizes), *shape, generator=torch.Generator().manual_seed(0))
         source = f"{len(images)} random images, seed 0"
     # Where there are fewer images they are taken again, so that all sizes of batches occur.
     indices = torch.arange(sum(sizes)) % len(images)

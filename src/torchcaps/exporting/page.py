@@ -24,7 +24,7 @@ from torchcaps.evaluation import iteration_dynamics, pose_axes
 from torchcaps.evaluation.base import evaluating, image_activations
 from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.evaluation.routing.layers import children_of
-from torchcaps.exporting.formats import Answer, Subject, register_export_format
+from torchcaps.exporting.formats import Answer, Subject, answer_of, register_export_format
 from torchcaps.exporting.network import Network, describe_network
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional.geometry import receptive_field
@@ -181,8 +181,7 @@ def carry(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     content = describe(model, data, name, facts)
     places = []
     for tensor in network.tensors:
-        is_large = tensor.numel() > SMALL
-        places.append(content.keep(tensor.half() if is_large else tensor))
+        places.append(content.keep(tensor.half() if tensor.numel() > SMALL else tensor))
     content.head["network"] = {
         "layers": network.layers,
         "decoder": network.decoder,
@@ -290,11 +289,7 @@ def read_page(path: Path) -> Answer:
     stored = head["network"]
     tensors = [torch.from_numpy(arrays[place]).float() for place in stored["tensors"]]
     network = Network(stored["layers"], stored["decoder"], stored["drawn"], tensors)
-
-    def answer(images: np.ndarray) -> np.ndarray:
-        return network.answer(torch.from_numpy(images)).numpy()
-
-    return answer
+    return answer_of(network.answer)
 
 
 @register_export_format(

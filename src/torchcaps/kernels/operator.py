@@ -85,13 +85,13 @@ def define_operator(
         with without_autocast(flat[0]):
             return operation(*flat).forward()
 
-    def run_backward(*flat: Any) -> tuple[Tensor, ...]:
+    def run_backward(*flat: Any) -> list[Tensor]:
         *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
             computed = operation(*inputs).backward(saved, grads, needed)
         return _as_gradients(computed, inputs, needed, memory_format)
 
-    def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
+    def fake_backward(*flat: Any) -> list[Tensor]:
         needed = flat[-1]
         empty = (
             torch.empty_like(x) if is_needed else None
@@ -193,9 +193,7 @@ def _differentiable_gradients(
     products = ((output * grad).sum() for output, grad in pairs if output.requires_grad)
     objective: Any = sum(products)
     leaves: list[Any] = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
-    gradients = torch.autograd.grad(
-        objective, leaves, create_graph=True, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(objective, leaves, create_graph=True, materialize_grads=True)
     remaining = iter(gradients)
     return [next(remaining) if is_needed else None for is_needed in needed]
 
@@ -205,7 +203,7 @@ def _as_gradients(
     inputs: Sequence[Any],
     needed: Sequence[bool],
     memory_format: torch.memory_format,
-) -> tuple[Tensor, ...]:
+) -> list[Tensor]:
     """Gradients in the shapes and types of the inputs; empty ones where none is needed."""
     gradients = []
     for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
@@ -215,4 +213,4 @@ def _as_gradients(
             gradients.append(gradient.contiguous(memory_format=maps))
         else:
             gradients.append(inputs[0].new_empty(0))
-    return tuple(gradients)
+    return gradients

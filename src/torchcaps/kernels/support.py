@@ -11,9 +11,7 @@ from torchcaps.functional.votes import ProductVotes, Votes
 # Looked for once, without an import: numba alone takes half a second.
 HAS_TRITON = find_spec("triton") is not None
 BLOCKED = "blocked over samples: the votes of a batch are never stored"
-NO_NUMBA = (
-    None if find_spec("numba") else "numba is not installed (pip install 'torchcaps[fast]')"
-)
+NO_NUMBA = None if find_spec("numba") else "numba is not installed (pip install 'torchcaps[fast]')"
 FULL_PRECISION = (torch.float32, torch.float64)
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -56,8 +54,7 @@ def padded_windows(field: Field) -> ConvField | None:
     if not isinstance(field, ConvField):
         return None
     height, width = field.padded
-    step = field.layout.step
-    return ConvField(height, width, field.kernel, step, convention=field.convention)
+    return ConvField(height, width, field.kernel, field.layout.step, convention=field.convention)
 
 
 def competes_apart(field: Field) -> str | None:

@@ -187,8 +187,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         wrong = answer[~torch.isin(answer, true)]
         cells = []
         for shown in (true, answer):
-            names = dict.fromkeys(run.images.classes[label] for label in shown)
-            cells.append(" + ".join(names))
+            cells.append(" + ".join(dict.fromkeys(run.images.classes[label] for label in shown)))
         for extreme in (activations[row, true].min(), activations[row, wrong].max()):
             cells.append(f"{extreme:.3f}")
         rows.append((*cells, *files[row : row + 1]))

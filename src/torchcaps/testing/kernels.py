@@ -90,9 +90,7 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
     """
     choices = {}
     for operator, (layer, inputs) in _make_cases(device).items():
-        operands = (
-            (inputs, layer.weight) if operator == "conv2d" else (layer.make_votes(inputs),)
-        )
+        operands = (inputs, layer.weight) if operator == "conv2d" else (layer.make_votes(inputs),)
         choices[operator] = ops.choose(operator, *operands)
     return choices
 

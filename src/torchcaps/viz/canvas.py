@@ -95,8 +95,7 @@ def panels(
     num_columns = min(max_columns, count)
     num_rows = -(-count // num_columns)
     figure = new_figure(width * num_columns, height * num_rows + below)
-    grid = figure.subplots(num_rows, num_columns, squeeze=False)
-    for unused in grid.flat[count:]:
+    for unused in figure.subplots(num_rows, num_columns, squeeze=False).flat[count:]:
         unused.remove()
     return figure, figure.axes
 
@@ -341,9 +340,8 @@ def drawable(classes: Sequence[str]) -> list[str]:
     """
     from matplotlib import font_manager
 
-    properties = font_manager.FontProperties()
-    font = font_manager.get_font(font_manager.findfont(properties))
-    codes = set(font.get_charmap())
+    font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
+    codes = font.get_charmap().keys()
     names = []
     for index, name in enumerate(classes):
         letters = set("".join(name.split()))

@@ -371,5 +371,3 @@ def _spread(weight: Floats, u: Floats) -> Floats:
     scatter = np.einsum("ij,ijh,ijk->jhk", weight, across, across)
     largest = np.linalg.eigvalsh(scatter)[:, -1].clip(min=0)
     return np.stack([(weight * along**2).sum(axis=0), largest], axis=-1)
-
-

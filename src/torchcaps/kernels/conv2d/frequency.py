@@ -202,8 +202,9 @@ def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
     y = x.new_empty(len(x), *plan.output_size, len(weight))  # [b, h, w, o]
     for samples in _split_samples(len(x), plan):
         transforms = _Transforms(x[samples], weight, plan)
-        size = (transforms.spectrum_length, transforms.num_windows, len(weight))
-        output_spectra = x.new_zeros(size)
+        output_spectra = x.new_zeros(
+            transforms.spectrum_length, transforms.num_windows, len(weight)
+        )
         for block in transforms.blocks():
             tap_spectra = transforms.transform_taps(block)
             window_spectra = transforms.transform_windows(block)
@@ -300,15 +301,13 @@ class _Transforms:
                 start = channels * part // num_parts
                 stop = channels * (part + 1) // num_parts
                 rows = slice(top, None, down)
-                columns = slice(left, None, right)
-                yield slice(None), rows, columns, slice(start, stop)
+                yield slice(None), rows, slice(left, None, right), slice(start, stop)
 
     def transform_windows(self, block: _Block) -> Tensor:
         """V = A windows, `[r, n, c]`."""
         height, width = self.plan.window_size
         down, right = self.plan.tile_size
-        phase = self.pixels[block]
-        windows = phase.unfold(1, height, down).unfold(2, width, right)
+        windows = self.pixels[block].unfold(1, height, down).unfold(2, width, right)
         windows = windows.permute(4, 5, 0, 1, 2, 3)  # [h, w, b, tile rows, tile columns, c]
         flat = self._copy("windows", windows).view(height * width, -1)
         spectra = self._multiply("window spectra", self.matrices.window_to_spectrum, flat)
@@ -319,8 +318,7 @@ class _Transforms:
         taps = self.kernels[block]
         matrix = self._taps_matrix(taps)
         flat = self._copy("taps", taps.permute(1, 2, 0, 3)).view(matrix.shape[1], -1)
-        spectra = self._multiply("tap spectra", matrix, flat)
-        return spectra.view(self.spectrum_length, len(taps), -1)
+        return self._multiply("tap spectra", matrix, flat).view(len(matrix), len(taps), -1)
 
     def make_output(self, output_spectra: Tensor) -> Tensor:
         """Output `[b, h, w, o]` from S `[r, n, o]`: tiles = C S."""
@@ -331,8 +329,7 @@ class _Transforms:
         tiles = flat.view(height, width, -1, rows, columns, outputs)
         tiles = tiles.permute(2, 3, 0, 4, 1, 5)  # [b, rows, h, columns, w, o]
         covered = tiles.reshape(-1, rows * height, columns * width, outputs)
-        out_height, out_width = self.plan.output_size
-        return covered[:, :out_height, :out_width]
+        return _fit_size(covered, self.plan.output_size)
 
     def transform_gradient(self, grad_y: Tensor) -> Tensor:
         """G = C^T dL/dtiles, `[r, n, o]`, from the gradient of the output `[b, o, h, w]`."""
@@ -358,9 +355,8 @@ class _Transforms:
         """
         height, width = self.plan.window_size
         rows, columns = self.plan.num_tiles
-        tap_spectra = self.transform_taps(block)
         # G U has the shape of V, whose buffer is free here.
-        products = self._multiply("window spectra", grad_spectra, tap_spectra)
+        products = self._multiply("window spectra", grad_spectra, self.transform_taps(block))
         flat = products.view(self.spectrum_length, -1)
         flat_windows = self._multiply("windows", self.matrices.window_to_spectrum.t(), flat)
         windows = flat_windows.view(height, width, len(grad_x), rows, columns, -1)
@@ -388,8 +384,7 @@ class _Transforms:
         products = self._multiply("tap spectra", grad_spectra.transpose(1, 2), window_spectra)
         flat = products.view(self.spectrum_length, -1)
         flat_taps = self._multiply("taps", self._taps_matrix(target).t(), flat)
-        taps = flat_taps.view(height, width, outputs, -1)
-        write(target, taps.permute(2, 0, 1, 3))
+        write(target, flat_taps.view(height, width, outputs, -1).permute(2, 0, 1, 3))
 
     def _taps_matrix(self, taps: Tensor) -> Tensor:
         """B `[r, h w]` for the taps `[o, h, w, c]` of a phase, which may have fewer than others."""

@@ -130,24 +130,20 @@ class _BlockedPasses(Passes):
         for start in range(0, len(self.pose), self.size):
             block = slice(start, start + self.size)
             self.block_pose = self.pose[block]
-            by_child = self._compute_votes()
-            n = len(by_child)
-            numbers = n * self.children * self.parents * self.dim
-            buffer = self._vote_buffer[:numbers]
-            self.votes = buffer.view(n, self.parents, self.children, self.dim)
-            self.votes.copy_(by_child.transpose(1, 2))
-            self.factors = self.votes.new_empty(self.num_terms, n, self.parents, self.children)
+            by_parent = self._compute_votes().transpose(1, 2)
+            buffer = self._vote_buffer[: by_parent.numel()]
+            self.votes = buffer.view(by_parent.shape).copy_(by_parent)
+            self.factors = self.votes.new_empty(self.num_terms, *by_parent.shape[:3])
             self.vectors: list[Tensor] = []
             yield block
 
     def _compute_votes(self) -> Tensor:
         """Votes of the block by child, `[n, i, j, d]`."""
-        votes = self.block_pose
-        if self.weight is not None:
-            pose = self.block_pose.transpose(0, 1)  # [i, n, k]
-            products = torch.bmm(pose, self.weight.transpose(1, 2), out=self._child_rows())
-            votes = products.transpose(0, 1)
-        return votes.reshape(len(votes), self.children, self.parents, self.dim)
+        if self.weight is None:
+            return self.block_pose
+        pose = self.block_pose.transpose(0, 1)  # [i, n, k]
+        products = torch.bmm(pose, self.weight.transpose(1, 2), out=self._child_rows())
+        return products.transpose(0, 1).unflatten(2, (self.parents, self.dim))
 
     def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.c = self._couplings(V)
@@ -183,8 +179,7 @@ class _BlockedPasses(Passes):
         if self.weight is None or self.grad_weight is None:
             return grad_votes.transpose(1, 2)
         rows = self._child_rows()
-        by_child = rows.view(self.children, -1, self.parents, self.dim)
-        by_child.copy_(grad_votes.permute(2, 0, 1, 3))
+        rows.unflatten(2, (self.parents, self.dim)).copy_(grad_votes.permute(2, 0, 1, 3))
         self.grad_weight.baddbmm_(rows.transpose(1, 2), self.block_pose.transpose(0, 1))
         return torch.bmm(rows, self.weight).transpose(0, 1)
 
@@ -210,8 +205,7 @@ class _BlockedPasses(Passes):
     def _couplings(self, V: Tensor | None) -> Tensor:
         """c of a pass, `[n, j, i]`; V is None in the first pass, whose logits are zero."""
         if V is None:
-            num_samples = len(self.block_pose) // self.num_positions
-            return self._first_coupling.repeat(num_samples, 1, 1)
+            return self._first_coupling.repeat(len(self.block_pose) // self.num_positions, 1, 1)
         return self._softmax(self._agreement(V))
 
     def _softmax(self, logits: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ from torchcaps.kernels.support import dtype_mismatch, without_numbers
 
 def obstacle(votes: Any) -> str | None:
     """Why products of matrices cannot route these votes."""
-    reason = not_linear(votes) or dtype_mismatch(votes, votes.weight.device)
-    return reason or without_numbers(votes)
+    return not_linear(votes) or dtype_mismatch(votes, votes.weight.device) or without_numbers(votes)
 
 
 def drawback(votes: Any) -> str | None:
@@ -49,10 +48,9 @@ class _ProductPasses(Passes):
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
         self.problem = problem
-        # float16 has no room for the products.
-        is_bf16 = problem.pose.dtype == torch.bfloat16
         self.full = weight.dtype
-        dtype = torch.bfloat16 if is_bf16 else self.full
+        # float16 has no room for the products.
+        dtype = torch.bfloat16 if problem.pose.dtype == torch.bfloat16 else self.full
         self.pose = clamp_finite(problem.pose.detach().to(dtype), gradient_limit)
         by_parent = clamp_finite(weight.detach().to(dtype), gradient_limit).permute(1, 2, 0, 3)
         self.weight = by_parent.flatten(2).contiguous()

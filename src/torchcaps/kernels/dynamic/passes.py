@@ -248,8 +248,7 @@ def define_route(
         def passes(self, backward: bool) -> Passes:
             return make_passes(self, backward)
 
-    name = f"dynamic_routing_{impl}"
-    run_operator = define_operator(name, Implemented, num_saved=1)
+    run_operator = define_operator(f"dynamic_routing_{impl}", Implemented, num_saved=1)
 
     def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
         weight = None

@@ -6,7 +6,6 @@ kernels are in `_triton_passes.py`, which needs Triton and is imported at the fi
 there.
 """
 
-import math
 import shutil
 import sys
 from collections.abc import Collection
@@ -292,7 +291,7 @@ class _TritonPasses(Passes):
 
     def _launch_on_parents(self, kernel: str, s: Tensor, *tensors: Tensor, **options: Any) -> None:
         """Run a kernel on vectors of parents `[..., b, j, d]`."""
-        batch = math.prod(s.shape[:-2])
+        batch = s.shape[:-2].numel()
         grid = (-(-batch // self.tile.BLOCK_B), s.shape[-2])
         self._run(kernel, grid, s, *tensors, batch=batch, **options)
 

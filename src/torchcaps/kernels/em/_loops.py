@@ -61,8 +61,7 @@ LOGIT = 2
 #   sizes: tuples as long as the sizes of p, k and q; the length of a tuple belongs to its type, so
 #       that the compiler knows it and unrolls loops over it.
 #   num_competitions: their number.
-#   place: number [j, i].
-#   competition: number of each pair (j, i), flat.
+#   place, competition: numbers [j, i].
 #   first_R: R of the first M-step [j, i].
 #   pose, activation, weight, shift: see above.
 #   beta_u, beta_a: [type]; beta_u is multiplied by H.
@@ -282,19 +281,25 @@ def sum_quadratics(layer, g, j, center, linear, square, constant, out):
 @compiled
 def softmax(layer, x):
     """x = exp(x) / sum of exp(x) over a competition, in place of x [j, i, n]."""
-    pairs = x.reshape(-1, LANES)
+    parents, children, _ = x.shape
     largest = np.full((layer.num_competitions, LANES), -np.inf, x.dtype)
     total = np.zeros_like(largest)
-    for pair, competition in enumerate(layer.competition):
-        for n in range(LANES):
-            largest[competition, n] = max(largest[competition, n], pairs[pair, n])
-    for pair, competition in enumerate(layer.competition):
-        for n in range(LANES):
-            pairs[pair, n] = exp(pairs[pair, n] - largest[competition, n])
-            total[competition, n] += pairs[pair, n]
-    for pair, competition in enumerate(layer.competition):
-        for n in range(LANES):
-            pairs[pair, n] /= total[competition, n]
+    for j in range(parents):
+        for i in range(children):
+            competition = layer.competition[j, i]
+            for n in range(LANES):
+                largest[competition, n] = max(largest[competition, n], x[j, i, n])
+    for j in range(parents):
+        for i in range(children):
+            competition = layer.competition[j, i]
+            for n in range(LANES):
+                x[j, i, n] = exp(x[j, i, n] - largest[competition, n])
+                total[competition, n] += x[j, i, n]
+    for j in range(parents):
+        for i in range(children):
+            competition = layer.competition[j, i]
+            for n in range(LANES):
+                x[j, i, n] /= total[competition, n]
 
 
 @compiled_loop
@@ -407,26 +412,30 @@ def m_step_backward(layer, indices, state, grad_state, center, line, grad_betas,
 @compiled
 def activation_backward(layer, g, R, grad, grad_activation):
     """Backward of r_ij = R_ij a_i: replaces dL/dr by dL/dR, and adds to dL/da [place, n]."""
-    R = R.reshape(-1, LANES)
-    grad = grad.reshape(-1, LANES)
-    for pair, place in enumerate(layer.place.ravel()):
-        for n in range(LANES):
-            grad_activation[place, n] += R[pair, n] * grad[pair, n]
-            grad[pair, n] *= layer.activation[g, place, n]
+    parents, children, _ = R.shape
+    for j in range(parents):
+        for i in range(children):
+            place = layer.place[j, i]
+            for n in range(LANES):
+                grad_activation[place, n] += R[j, i, n] * grad[j, i, n]
+                grad[j, i, n] *= layer.activation[g, place, n]
 
 
 @compiled
 def softmax_backward(layer, R, grad):
     """From dL/dR to dL/dlog R = R (dL/dR - sum of R dL/dR over a competition), in place."""
-    R = R.reshape(-1, LANES)
-    grad = grad.reshape(-1, LANES)
+    parents, children, _ = R.shape
     average = np.zeros((layer.num_competitions, LANES), R.dtype)
-    for pair, competition in enumerate(layer.competition):
-        for n in range(LANES):
-            average[competition, n] += R[pair, n] * grad[pair, n]
-    for pair, competition in enumerate(layer.competition):
-        for n in range(LANES):
-            grad[pair, n] = R[pair, n] * (grad[pair, n] - average[competition, n])
+    for j in range(parents):
+        for i in range(children):
+            competition = layer.competition[j, i]
+            for n in range(LANES):
+                average[competition, n] += R[j, i, n] * grad[j, i, n]
+    for j in range(parents):
+        for i in range(children):
+            competition = layer.competition[j, i]
+            for n in range(LANES):
+                grad[j, i, n] = R[j, i, n] * (grad[j, i, n] - average[competition, n])
 
 
 @compiled

@@ -142,9 +142,8 @@ class Problem(NamedTuple):
         mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
         logit = by_sample(stats[:, -1, :, LOGIT], batch)
         activation.copy_(logit.sigmoid().view_as(activation))
-        if self.want_coupling:
-            by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
-            coupling.copy_(by_parent.transpose(-1, -2))
+        by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
+        coupling.copy_(by_parent.transpose(-1, -2))
         return mean, activation, coupling, means, variances, stats
 
     def backward(
@@ -161,12 +160,11 @@ class Problem(NamedTuple):
         # d sigmoid(x) / dx = sigmoid(x) (1 - sigmoid(x))
         activation = stats[:, -1, :, LOGIT].to(means.dtype).sigmoid()
         grad_logit = by_lane(grad_activation.flatten(1)) * activation * (1 - activation)
-        num_shifts = 0 if self.shift is None else groups
         gradients = (
             means.new_zeros(groups, num_places, self.pose.shape[-1], LANES),
             means.new_zeros(groups, num_places, LANES),  # of activations
             means.new_empty(groups, parents, children, inner, outer),
-            means.new_empty(num_shifts, parents, children, self.dim),
+            means.new_empty(0 if self.shift is None else groups, parents, children, self.dim),
             means.new_empty(groups, parents, 2, LANES),  # of beta_u and beta_a
         )
         _run_loop(
@@ -298,17 +296,16 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
     children, parents, inner, outer = problem.weight.shape
     place, competition = _competitions(problem.field, problem.pose.shape[3], parents)
     zeros = problem.weight.new_zeros(1, *problem.field.positions, children, parents)
-    coupling = problem.field.initial_coupling(zeros)[0]
-    first_coupling = coupling.transpose(-1, -2).flatten(0, 2)  # [w * j, i]
+    coupling = problem.field.initial_coupling(zeros)[0].transpose(-1, -2)
     shift = problem.shift
     if shift is None:
         shift = problem.weight.new_zeros(1, 1, problem.dim)
-    operands = (
+    layer = _loops.Layer(
         ((0,) * problem.rows, (0,) * inner, (0,) * outer),  # sizes
         int(competition.max()) + 1,  # num_competitions
         place,
         competition,
-        first_coupling,
+        coupling.flatten(0, 2),  # [w * j, i]
         by_lane(problem.pose.flatten(1, 3)),
         by_lane(problem.activation.flatten(1)),
         problem.weight.transpose(0, 1),
@@ -317,18 +314,17 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
         problem.beta_a,
         problem.weight.new_tensor(problem.temperatures),
     )
-    layer = _loops.Layer._make(as_arrays(operands))
     states, *arrays = as_arrays(arguments)
     if name == "backward_pass":
         arrays[-1] = _loops.Gradients._make(arrays[-1])
     states = _loops.State._make(states)
-    parallel_for(getattr(_loops, name), len(states.mean), layer, states, *arrays)
+    parallel_for(getattr(_loops, name), len(states.mean), as_arrays(layer), states, *arrays)
 
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # they outlive the call
 def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, Tensor]:
-    """Place of each child on the map `[w * j, i]`, and number of the competition for it, flat.
+    """Place of each child on the map and number of the competition for it, both `[w * j, i]`.
 
     Parents with the same number compete for the child.
 
@@ -344,4 +340,4 @@ def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, T
     pairs = pairs.view(1, *field.positions, parents, -1).transpose(-1, -2)
     last = field.reduce_competing(pairs, Tensor.amax).expand_as(pairs)
     _, competition = last.unique(return_inverse=True)
-    return place, competition[0].transpose(-1, -2).flatten()
+    return place, competition[0].transpose(-1, -2).flatten(0, 2)

@@ -129,8 +129,8 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
         last iteration `[b, *positions, i, j]`, or None if they are not needed.
     """
     needs_coupling = votes.context.needs_coupling
-    without_clamp = replace(votes.context, clamp=False)  # `_run_loop` clamps
-    maps = votes.bind(without_clamp).maps()  # [b, i, j, d, *positions]
+    # [b, i, j, d, *positions], which `_run_loop` clamps.
+    maps = votes.bind(replace(votes.context, clamp=False)).maps()
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     problem = Problem(maps.flatten(4), bias, iterations, needs_coupling)
     pose, activation, coupling = (
