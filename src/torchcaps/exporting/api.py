@@ -145,12 +145,8 @@ def export(
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
     weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
-    metadata = _describe(model) | {
-        "weights": weights,
-        "loss": loss,
-        "changed": changed,
-        "checked": {"images": source, "batches": batches},
-    }
+    metadata = _describe(model) | {"weights": weights, "loss": loss, "changed": changed}
+    metadata["checked"] = {"images": source, "batches": batches}
     make_folder(path.parent)
     with atomic(path) as partial:
         start = perf_counter()

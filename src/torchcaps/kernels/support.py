@@ -59,7 +59,7 @@ def padded_windows(field: Field) -> ConvField | None:
 
 def competes_apart(field: Field) -> str | None:
     """Reason for a field whose parents compete neither at one position nor in windows."""
-    if field.local or padded_windows(field) is not None:
+    if field.local or isinstance(field, ConvField):
         return None
     return f"parents of {type(field).__name__} compete in a way of their own"
 
@@ -86,12 +86,12 @@ def dtype_mismatch(votes: Votes, device: torch.device) -> str | None:
 
 def not_recomputable(votes: Votes) -> str | None:
     """Reason why blocks of samples cannot be routed in turn, their votes made again."""
-    reason = needs_reference(votes)
-    if reason is None and not votes.recomputable:
-        reason = "the votes are given, not made of poses and matrices"
-    if reason is None and isinstance(votes, ProductVotes):
-        reason = device_mismatch(vote_operands(votes), votes.children.pose.device)
-    return reason or without_numbers(votes)
+    if not votes.recomputable:
+        return "the votes are given, not made of poses and matrices"
+    reason = needs_reference(votes) or without_numbers(votes)
+    if isinstance(votes, ProductVotes):
+        reason = reason or device_mismatch(vote_operands(votes), votes.children.pose.device)
+    return reason
 
 
 def without_numbers(votes: Votes) -> str | None:

@@ -52,9 +52,9 @@ def _runs_reference(votes: Votes) -> bool:
 
     They take stored votes, and products of a vector and a matrix without a shift.
     """
-    if not isinstance(votes, ProductVotes):
-        return False
-    return votes.rows > 1 or votes.shift is not None or competes_apart(votes.field) is not None
+    return isinstance(votes, ProductVotes) and (
+        votes.rows > 1 or votes.shift is not None or competes_apart(votes.field) is not None
+    )
 
 
 # Of the implementations of an operation, those of lower rank are tried first. BLOCKED is a sentence

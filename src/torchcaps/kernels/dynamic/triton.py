@@ -98,14 +98,16 @@ def obstacle(votes: Any) -> str | None:
     if not is_gpu and not (device.type == "cpu" and _is_interpreting()):
         return f"weight is on {device}, not on a GPU"
 
-    dtypes = (torch.float32, *HALF_PRECISION)
-    reason = device_mismatch(vote_operands(votes), device)
-    reason = reason or wrong_dtype("weight", weight, dtypes)
-    reason = reason or wrong_dtype("pose", votes.children.pose, dtypes)
     sizes = {"dim": (votes.dim, MAX_DIM), "in_dim": (weight.shape[2], MAX_IN_DIM)}
     for name, (size, limit) in sizes.items():
         if size > limit:
-            reason = reason or f"{name} is {size}; the GPU kernels take at most {limit}"
+            return f"{name} is {size}; the GPU kernels take at most {limit}"
+    dtypes = (torch.float32, *HALF_PRECISION)
+    reason = (
+        device_mismatch(vote_operands(votes), device)
+        or wrong_dtype("weight", weight, dtypes)
+        or wrong_dtype("pose", votes.children.pose, dtypes)
+    )
     if reason is None and is_gpu:
         reason = missing_hardware(device, (votes.autocast_dtype, weight.dtype, votes.pose.dtype))
     return reason

@@ -203,16 +203,13 @@ class Problem(NamedTuple):
 
 def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
-    reason = NO_NUMBA or needs_reference(votes)
-    reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
-    if reason is None and not isinstance(votes, ProductVotes):
-        reason = "the votes are given, not made of poses and matrices"
-    if reason := reason or competes_apart(votes.field):
-        return reason
+    if not isinstance(votes, ProductVotes):
+        return "the votes are given, not made of poses and matrices"
     num_products = votes.children.pose.shape[-1] * votes.weight.shape[-1]
     if num_products > MAX_PRODUCTS:
         return f"a vote takes {num_products} products; the compiled loops take {MAX_PRODUCTS}"
-    return None
+    reason = NO_NUMBA or needs_reference(votes) or competes_apart(votes.field)
+    return reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
 
 
 def drawback(votes: Any) -> str | None:

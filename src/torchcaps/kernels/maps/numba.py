@@ -93,10 +93,10 @@ def obstacle(votes: Votes) -> str | None:
     """Why the compiled loops cannot take these votes."""
     if not isinstance(votes, MapVotes):
         return "the votes are no maps"
-    reason = NO_NUMBA or needs_reference(votes)
-    if reason is None and not votes.field.local:
-        reason = "parents at different positions compete"
+    if not votes.field.local:
+        return "parents at different positions compete"
     operands = {"pose": votes.children.pose, "bias": votes.bias}
+    reason = NO_NUMBA or needs_reference(votes)
     return reason or device_mismatch(operands, torch.device("cpu"))
 
 
