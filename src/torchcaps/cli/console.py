@@ -148,9 +148,9 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             justify="right" if all(map(NUMBER.match, cells)) else "left",
             no_wrap=not can_fit or index != wrapped,
         )
-    _, *lines = zip(*columns, strict=True)
-    for line in lines:
-        table.add_row(*map(Text, line))
+    _, *body = zip(*columns, strict=True)
+    for row in body:
+        table.add_row(*map(Text, row))
     console = Console(width=LINE_WIDTH if can_fit else full_width, color_system=None)
     with console.capture() as capture:
         console.print(table)

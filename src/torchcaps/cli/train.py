@@ -382,7 +382,7 @@ def reproduce(
     field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
     names = field if recipe is None else [recipe]
     results: Any = []
-    for loaded in list(map(tc.training.load_recipe, names)):  # a wrong one ends it at once
+    for loaded in [tc.training.load_recipe(name) for name in names]:
         with stoppable("the same command continues it", loaded.name) as callbacks:
             results += tc.reproduce(
                 loaded,

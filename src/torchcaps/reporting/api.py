@@ -336,7 +336,7 @@ def reconstruct_run(
         decoded.images,
         decoded.predictions if labels is None else labels[indices],
         predictions=decoded.predictions,
-        classes=viz.canvas.drawable(model_metadata(model).classes),
+        classes=model_metadata(model).classes,
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
@@ -427,7 +427,7 @@ def animate_run(
                 paths.coupling,
                 paths.votes,
                 paths.activation,
-                classes=viz.canvas.drawable(model_metadata(model).classes),
+                classes=model_metadata(model).classes,
                 image=image,
                 gaussian=paths.agreement,
             )

@@ -206,10 +206,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
     if files:
         heads.append("File")
     bars = viz.activation_bars(
-        run.images.float_images(worst),
-        activations,
-        labels,
-        classes=viz.canvas.drawable(run.images.classes),
+        run.images.float_images(worst), activations, labels, classes=run.images.classes
     )
     return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
 
@@ -298,7 +295,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         torch.where(is_right, support.selected, labels.argmax(dim=1)),
         selected=support.selected,
         lengths=support.activations.gather(1, winner).squeeze(1),
-        classes=viz.canvas.drawable(classes),
+        classes=classes,
     )
     num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"

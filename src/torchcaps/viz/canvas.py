@@ -278,14 +278,16 @@ def short(name: str, width: int) -> str:
     return text.replace("$", r"\$")
 
 
-def short_names(classes: Sequence[str], width: int) -> list[str]:
+def short_names(classes: Sequence[str], width: int, noun: str = "class") -> list[str]:
     """Shorten all names; where that makes two of them equal, each begins with its index.
 
     Args:
-        classes: the names.
+        classes: the names; see `drawable`.
         width: largest number of characters of each.
+        noun: what has these names.
     """
-    names = [short(str(name), width) for name in classes]
+    classes = drawable(classes, noun)
+    names = [short(name, width) for name in classes]
     if len(set(names)) < len(set(classes)):
         names = [short(f"{index}: {name}", width) for index, name in enumerate(classes)]
     return names
@@ -333,8 +335,8 @@ def class_indices(
     return array.astype(np.int64)  # masks may be boolean
 
 
-def drawable(classes: Sequence[str]) -> list[str]:
-    """Replace the names that a figure cannot show by numbers.
+def drawable(classes: Sequence[str], noun: str = "class") -> list[str]:
+    """Replace the names that a figure cannot show by numbers, such as "class 3".
 
     These are names with a letter that the font lacks, or in a script from right to left.
     """
@@ -343,9 +345,9 @@ def drawable(classes: Sequence[str]) -> list[str]:
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
     codes = font.get_charmap().keys()
     names = []
-    for index, name in enumerate(classes):
+    for index, name in enumerate(map(str, classes)):
         letters = set("".join(name.split()))
         has_glyphs = set(map(ord, letters)) <= codes
         is_reversed = RIGHT_TO_LEFT & set(map(bidirectional, letters))
-        names.append(name if has_glyphs and not is_reversed else f"class {index}")
+        names.append(name if has_glyphs and not is_reversed else f"{noun} {index}")
     return names

@@ -128,7 +128,7 @@ def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> 
             line(axes, *_series(metrics, f"val_{measure}"), STYLES[place], ls=DASHES[rounds])
         _style_epochs(axes, f"validation {measure}")
     _scale_loss(loss_axes)
-    figure.legend(loss_axes.lines, short_names(list(runs), 70), **BELOW)
+    figure.legend(loss_axes.lines, short_names(list(runs), 70, "run"), **BELOW)
     return figure
 
 
@@ -208,7 +208,7 @@ def affine_curves(
         axes.set_ylim(-2, 102)
         for plotted in axes.lines:
             entries[str(plotted.get_label()), plotted.get_linestyle()] = plotted
-    names = short_names([label for label, _ in entries], 40)
+    names = short_names([label for label, _ in entries], 40, "model")
     figure.legend(entries.values(), names, ncols=num_columns, **BELOW)
     return figure
 

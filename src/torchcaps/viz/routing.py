@@ -250,6 +250,7 @@ def vote_paths(
     count, _, parents = weights.shape
     reach = sized_array("activation", activation, iterations=count, parents=parents)
     sized_array("classes", classes, parents=parents)
+    names = short_names(classes, 10)
     columns = count + (image is not None)
     figure = new_figure(2.8 * columns, 3.3)
     ratios = [0.75] * (columns - count) + [1] * count
@@ -268,9 +269,9 @@ def vote_paths(
         figures = f"active {reach[index, winner]:.2f}"
         if not gaussian:
             figures += f", straight {straight[winner]:.2f}"
-        text = f"{title}\n{short(classes[winner], 10)}: {figures}"
+        text = f"{title}\n{names[winner]}: {figures}"
         axes.text(0, 1.35, text, ha="center", va="bottom", fontsize=TEXT)
-        turns = _draw_rim(axes, reach[index], short_names(classes, 10))
+        turns = _draw_rim(axes, reach[index], names)
         if gaussian:
             chains = chains[:, [0, -1]]
             diameters = 2 * np.sqrt(_spread(weights[index], u)) / unit
