@@ -393,12 +393,8 @@ def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
     """The text of a docstring, and what it says about arguments or attributes, by name."""
     docstring = inspect.getdoc(documented) or ""
     text, *sections = re.split(r"\n\n(?:Args|Attributes):\n", docstring)
-    descriptions = {}
-    for name, description in re.findall(
-        r"^    (\w+): (.*(?:\n {8}.*)*)", "\n".join(sections), re.M
-    ):
-        descriptions[name] = " ".join(description.split())
-    return text, descriptions
+    items = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", "\n".join(sections), re.M)
+    return text, {name: " ".join(description.split()) for name, description in items}
 
 
 def _normalize(word: str) -> str:

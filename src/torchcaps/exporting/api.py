@@ -132,7 +132,7 @@ def export(
     for option, value in {"opset": opset, "half": half, "int8": int8}.items():
         if value and option not in EXPORT_FORMATS.fact(name):
             raise ArgumentError(option, f"the format {name} has none")
-    model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
+    model = deepcopy(load_model(model_or_run)).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
     is_exact = half_limit is None and not int8
     stored = model if is_exact else StoredWeights(model, half_limit, int8).eval()

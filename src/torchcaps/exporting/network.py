@@ -71,9 +71,10 @@ class Network:
         """
         x = images
         for layer in self.layers:
-            parts = {}
-            for key in layer.keys() & {"weight", "bias", "factor", "shift", "prior"}:
-                parts[key] = None if layer[key] is None else self.tensors[layer[key]]
+            parts = {
+                key: None if layer[key] is None else self.tensors[layer[key]]
+                for key in layer.keys() & {"weight", "bias", "factor", "shift", "prior"}
+            }
             x = _apply(x, layer | parts)
         return x
 
@@ -172,7 +173,7 @@ def _apply(x: Tensor, layer: Layer) -> Tensor:
             features = (x[:, :, :rows, :columns] * layer["weight"]).sum(dim=(2, 3))
             return features if layer["bias"] is None else features + layer["bias"]
         case "group":
-            x = x.permute(0, 2, 3, 1) if layer["by"] == "position" else x
+            x = x.movedim(1, -1) if layer["by"] == "position" else x
             return SQUASHES[layer["squash"]](x.flatten(1).unflatten(1, (-1, layer["dim"]))).pose
     votes = torch.einsum("ijdk,bik->bijd", layer["weight"], x)
     if layer["router"] == "dynamic":

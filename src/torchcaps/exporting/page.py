@@ -179,9 +179,10 @@ def carry(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     """
     network = describe_network(model)
     content = describe(model, data, name, facts)
-    places = []
-    for tensor in network.tensors:
-        places.append(content.keep(tensor.half() if tensor.numel() > SMALL else tensor))
+    places = [
+        content.keep(tensor.half() if tensor.numel() > SMALL else tensor)
+        for tensor in network.tensors
+    ]
     content.head["network"] = {
         "layers": network.layers,
         "decoder": network.decoder,

@@ -158,7 +158,7 @@ def diagnosis_of(run: EvaluatedRun) -> Diagnosis | str | None:
     if run.is_multilabel:
         return "its measures need one class an image"
     try:
-        diagnosis = diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
+        diagnosis = diagnose(run.model, run.images, count=run.num_diagnosed)
     except ValueError as error:
         return str(error)
     if diagnosis.ablation is None:

@@ -30,14 +30,6 @@ import torchcaps
 from torchcaps import evaluation, words
 from torchcaps.data import Dataset, DiskDataset
 from torchcaps.errors import ArgumentError, check_range, counted
-from torchcaps.evaluation import (
-    Calibration,
-    Diagnosis,
-    Evaluation,
-    Reliability,
-    compare_answers,
-    example_indices,
-)
 from torchcaps.evaluation.base import EvaluationResult, Progress, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
@@ -277,7 +269,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
     classes = run.images.classes
     # Half of the largest number, so that few classes do not fill the figure.
     per_class = max(1, MAX_MAPS // (2 * len(classes)))
-    examples = example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
+    examples = evaluation.example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
     indices = evenly(examples, MAX_MAPS)
     labels = run.labels[indices]
     images = run.images.float_images(indices)
@@ -332,7 +324,7 @@ def routing(run: EvaluatedRun) -> Section | None:
 def measures(run: EvaluatedRun) -> Section | None:
     """The statistics behind the section on routing."""
     diagnosis = diagnosis_of(run)
-    if not isinstance(diagnosis, Diagnosis):
+    if not isinstance(diagnosis, evaluation.Diagnosis):
         return None
     from torchcaps import viz
 
@@ -399,9 +391,8 @@ def report(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ArgumentError("run", "expected different run folders, got one of them twice")
 
-    runs = {}
-    for name, one in zip(words.unique_suffixes(folders), paths, strict=True):
-        runs[name] = evaluate_run(
+    runs = {
+        name: evaluate_run(
             one,
             root=root,
             device=device,
@@ -409,6 +400,8 @@ def report(
             num_diagnosed=diagnose,
             progress=progress,
         )
+        for name, one in zip(words.unique_suffixes(folders), paths, strict=True)
+    }
     content = render_runs(runs)
     file = Path(path or folders[0] / ("report.html" if len(runs) == 1 else "comparison.html"))
     make_folder(file.parent)
@@ -459,7 +452,7 @@ def _describe_one(run: EvaluatedRun) -> Json:
     )
     return {
         "run": run,
-        "recorded": recorded if isinstance(recorded, Evaluation) else None,
+        "recorded": recorded if isinstance(recorded, evaluation.Evaluation) else None,
         "binomtest": binomtest,
         "above": above,
         "below": [part for part in parts if part not in above],
@@ -479,14 +472,16 @@ def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
     figures, or for another task, it is the evaluation itself.
     """
     recorded = run.recorded
-    if recorded is None or not isinstance(run.evaluation, Evaluation):
+    if recorded is None or not isinstance(run.evaluation, evaluation.Evaluation):
         return run.evaluation
-    tables = {key: Reliability(**table) for key, table in recorded["calibration"].items()}
+    tables = {
+        key: evaluation.Reliability(**table) for key, table in recorded["calibration"].items()
+    }
     fields = ("accuracy", "error", "loss", "num_samples", "per_class")
     return replace(
         run.evaluation,
         confusion=torch.tensor(recorded["confusion_matrix"]),
-        calibration=Calibration(**tables),
+        calibration=evaluation.Calibration(**tables),
         **{key: recorded[key] for key in fields},
     )
 
@@ -502,7 +497,7 @@ def _compare(runs: Mapping[str, EvaluatedRun]) -> Json:
         for name, run in rivals:
             is_comparable = have_same_images(run, reference)
             answers = (run.is_correct, reference.is_correct)
-            comparisons[name] = compare_answers(*answers) if is_comparable else None
+            comparisons[name] = evaluation.compare_answers(*answers) if is_comparable else None
     scores = {run.run.score for run in runs.values()}
     # Runs with classes of different sizes may differ in it; all of them have an accuracy.
     score = scores.pop() if len(scores) == 1 else "accuracy"

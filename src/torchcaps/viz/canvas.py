@@ -312,7 +312,7 @@ def sized_array(argument: str, entries: ArrayLike, **sizes: int) -> NDArray[Any]
 def class_indices(
     argument: str,
     indices: ArrayLike,
-    num_classes: int,
+    classes: Names,
     **sizes: int,
 ) -> NDArray[np.int64]:
     """Convert an argument to an array of class indices.
@@ -320,12 +320,13 @@ def class_indices(
     Args:
         argument: its name, for the error.
         indices: its value.
-        num_classes: number of classes.
+        classes: names of the classes.
         **sizes: size of each axis, by name.
 
     Raises:
         ArgumentError: if the array has another shape, or holds an index that is no class.
     """
+    num_classes = len(classes)
     array = sized_array(argument, indices, **sizes)
     outside = array[(array < 0) | (array >= num_classes)]
     if len(outside):

@@ -270,11 +270,11 @@ def predicted_transformations(
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    targets = np.asarray(true, dtype=np.float64)
+    targets = np.asarray(true, dtype=float)
     check_shape("true", targets, ("n", "m"))
     check_range("true: number of values", targets.size, low=1)
     count, num_names = targets.shape
-    estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(np.float64)
+    estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(float)
     sized_array("names", names, m=num_names)
     check_range("number of names", num_names, high=12)
 

@@ -186,8 +186,8 @@ def vote_chains(coupling: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    weight = np.asarray(coupling, dtype=np.float64)
-    u = np.asarray(votes, dtype=np.float64)
+    weight = np.asarray(coupling, dtype=float)
+    u = np.asarray(votes, dtype=float)
     check_shape("coupling", weight, ("children", "parents"))
     children, parents = weight.shape
     check_shape("votes", u, ("children", "parents", "dim"), children=children, parents=parents)
@@ -244,8 +244,8 @@ def vote_paths(
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    weights = np.asarray(coupling, dtype=np.float64)
-    u = np.asarray(votes, dtype=np.float64)
+    weights = np.asarray(coupling, dtype=float)
+    u = np.asarray(votes, dtype=float)
     check_shape("coupling", weights, ("iterations", "children", "parents"))
     count, _, parents = weights.shape
     reach = sized_array("activation", activation, iterations=count, parents=parents)
@@ -316,8 +316,8 @@ def vote_film(
         ArgumentError: for shapes that do not fit.
     """
     check_range("between", between, low=1)
-    weights = np.asarray(coupling, dtype=np.float64)
-    reach = np.asarray(activation, dtype=np.float64)
+    weights = np.asarray(coupling, dtype=float)
+    reach = np.asarray(activation, dtype=float)
     last = len(weights) - 1
     for frame in range(last * between + 1):
         index, step = divmod(frame, between)

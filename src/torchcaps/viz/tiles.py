@@ -113,8 +113,8 @@ def reconstructions(
     originals = pictures("images", images)
     decoded = pictures("reconstructions", reconstructions, originals)
     count = len(originals)
-    true = class_indices("labels", labels, len(classes), n=count)
-    predicted = class_indices("predictions", predictions, len(classes), n=count)
+    true = class_indices("labels", labels, classes, n=count)
+    predicted = class_indices("predictions", predictions, classes, n=count)
     names = short_names(classes, 13)
 
     pairs = []
@@ -170,8 +170,8 @@ def overlaps(
     check_shape("drawings", decoded, decoded_axes, **sizes, height=height, width=width)
     flat = pictures("drawings", decoded.reshape(-1, *decoded.shape[2:]))
     gray_pairs = flat[..., 0].reshape(-1, 2, height, width)
-    true = class_indices("labels", labels, len(classes), **sizes)
-    decoded_classes = class_indices("selected", selected, len(classes), **sizes)
+    true = class_indices("labels", labels, classes, **sizes)
+    decoded_classes = class_indices("selected", selected, classes, **sizes)
     capsule_lengths = sized_array("lengths", lengths, **sizes)
     names = short_names(classes, 10)
 
@@ -231,8 +231,8 @@ def masks(
     sizes = {"n": count, "height": height, "width": width}
     all_masks = np.stack(
         [
-            class_indices("true", true, len(classes), **sizes),
-            class_indices("predicted", predicted, len(classes), **sizes),
+            class_indices("true", true, classes, **sizes),
+            class_indices("predicted", predicted, classes, **sizes),
         ]
     )
     rows = [inputs]
@@ -287,11 +287,11 @@ def coupling_map(
     """
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
-    support = sized_array("maps", maps, n=count, height=height, width=width).astype(np.float64)
+    support = sized_array("maps", maps, n=count, height=height, width=width).astype(float)
     if not np.isfinite(support).all():
         raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
-    true = class_indices("labels", labels, len(classes), n=count)
-    map_classes = class_indices("selected", selected, len(classes), n=count)
+    true = class_indices("labels", labels, classes, n=count)
+    map_classes = class_indices("selected", selected, classes, n=count)
     capsule_lengths = sized_array("lengths", lengths, n=count)
     names = short_names(classes, 13)
 
@@ -354,7 +354,7 @@ def perturbations(
     tiles = pictures("reconstructions", decoded.reshape(-1, *decoded.shape[2:]))
     height, width = tiles.shape[1:3]
     rows = tiles.reshape(num_dims, num_steps, height, width, 3)
-    brighter = (rows[:, -1].astype(np.float64) - rows[:, 0]).mean(axis=-1) / 255
+    brighter = (rows[:, -1].astype(float) - rows[:, 0]).mean(axis=-1) / 255
     if np.abs(brighter).max() < HARDLY:
         title += "; poses hardly change the drawing yet: train longer"
     # On white, orange where the last drawing is brighter, blue where it is darker.
@@ -417,7 +417,7 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
     Raises:
         ArgumentError: for an array of other axes, or too many units.
     """
-    array = np.asarray(weights, dtype=np.float64)
+    array = np.asarray(weights, dtype=float)
     check_shape("weights", array, ("capsules", "units", "height", "width"))
     check_range("weights: number of values", array.size, low=1)
     scale = max(float(np.quantile(np.abs(array), SCALE_QUANTILE)), 1e-12)

@@ -208,9 +208,9 @@ def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
         for block in transforms.blocks():
             tap_spectra = transforms.transform_taps(block)
             window_spectra = transforms.transform_windows(block)
-            output_spectra.baddbmm_(window_spectra, tap_spectra.transpose(1, 2))
+            output_spectra.baddbmm_(window_spectra, tap_spectra.mT)
         y[samples] = transforms.make_output(output_spectra)
-    return y.permute(0, 3, 1, 2)
+    return y.movedim(-1, 1)
 
 
 def convolve_backward(
@@ -281,8 +281,8 @@ class _Transforms:
 
     def __init__(self, x: Tensor, weight: Tensor, plan: Plan) -> None:
         self.plan = plan
-        self.pixels = _fit_size(x.permute(0, 2, 3, 1), plan.map_size)
-        self.kernels = weight.permute(0, 2, 3, 1)
+        self.pixels = _fit_size(x.movedim(1, -1), plan.map_size)
+        self.kernels = weight.movedim(1, -1)
         self.matrices = make_matrices(plan.window_size, plan.taps_size, plan.tile_size, x.dtype)
         self.spectrum_length = len(self.matrices.window_to_spectrum)
         self.num_windows = len(x) * math.prod(plan.num_tiles)
@@ -325,7 +325,7 @@ class _Transforms:
         rows, columns = self.plan.num_tiles
         height, width = self.plan.tile_size
         outputs = output_spectra.shape[2]
-        flat = self.matrices.spectrum_to_tile @ output_spectra.view(self.spectrum_length, -1)
+        flat = self.matrices.spectrum_to_tile @ output_spectra.flatten(1)
         tiles = flat.view(height, width, -1, rows, columns, outputs)
         tiles = tiles.permute(2, 3, 0, 4, 1, 5)  # [b, rows, h, columns, w, o]
         covered = tiles.reshape(-1, rows * height, columns * width, outputs)
@@ -335,7 +335,7 @@ class _Transforms:
         """G = C^T dL/dtiles, `[r, n, o]`, from the gradient of the output `[b, o, h, w]`."""
         rows, columns = self.plan.num_tiles
         height, width = self.plan.tile_size
-        covered = _fit_size(grad_y.permute(0, 2, 3, 1), self.plan.covered_size)
+        covered = _fit_size(grad_y.movedim(1, -1), self.plan.covered_size)
         tiles = covered.unflatten(2, (columns, width)).unflatten(1, (rows, height))
         tiles = tiles.permute(2, 4, 0, 1, 3, 5)  # [h, w, b, rows, columns, o]
         flat = tiles.reshape(height * width, -1)
@@ -357,10 +357,10 @@ class _Transforms:
         rows, columns = self.plan.num_tiles
         # G U has the shape of V, whose buffer is free here.
         products = self._multiply("window spectra", grad_spectra, self.transform_taps(block))
-        flat = products.view(self.spectrum_length, -1)
+        flat = products.flatten(1)
         flat_windows = self._multiply("windows", self.matrices.window_to_spectrum.t(), flat)
         windows = flat_windows.view(height, width, len(grad_x), rows, columns, -1)
-        grad_phase = grad_x.permute(0, 2, 3, 1)[block]
+        grad_phase = grad_x.movedim(1, -1)[block]
         for row in range(rows):
             for column in range(columns):
                 top = row * self.plan.tile_size[0]
@@ -377,12 +377,12 @@ class _Transforms:
 
         The arguments are those of `add_map_gradient`.
         """
-        target = grad_weight.permute(0, 2, 3, 1)[block]
+        target = grad_weight.movedim(1, -1)[block]
         outputs, height, width, _ = target.shape
         window_spectra = self.transform_windows(block)
         # G^T V has the shape of U, whose buffer is free here.
-        products = self._multiply("tap spectra", grad_spectra.transpose(1, 2), window_spectra)
-        flat = products.view(self.spectrum_length, -1)
+        products = self._multiply("tap spectra", grad_spectra.mT, window_spectra)
+        flat = products.flatten(1)
         flat_taps = self._multiply("taps", self._taps_matrix(target).t(), flat)
         write(target, flat_taps.view(height, width, outputs, -1).permute(2, 0, 1, 3))
 

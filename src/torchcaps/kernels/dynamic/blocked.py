@@ -142,7 +142,7 @@ class _BlockedPasses(Passes):
         if self.weight is None:
             return self.block_pose
         pose = self.block_pose.transpose(0, 1)  # [i, n, k]
-        products = torch.bmm(pose, self.weight.transpose(1, 2), out=self._child_rows())
+        products = torch.bmm(pose, self.weight.mT, out=self._child_rows())
         return products.transpose(0, 1).unflatten(2, (self.parents, self.dim))
 
     def weighted_sums(self, V: Tensor | None) -> Tensor:
@@ -150,7 +150,7 @@ class _BlockedPasses(Passes):
         return self._weigh(self.c)
 
     def coupling(self) -> Tensor:
-        return self.c.transpose(1, 2)
+        return self.c.mT
 
     def pass_backward(
         self, V: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
@@ -161,7 +161,7 @@ class _BlockedPasses(Passes):
             return None
         grad_c = self._agreement(grad_s)
         if grad_coupling is not None:
-            grad_c += grad_coupling.transpose(1, 2)
+            grad_c += grad_coupling.mT
         # dL/db = c dL/dc - c (sum of c dL/dc over competing parents), in the memory of dL/dc.
         grad_b = grad_c.mul_(c)
         links = self._as_links(grad_b)
@@ -180,7 +180,7 @@ class _BlockedPasses(Passes):
             return grad_votes.transpose(1, 2)
         rows = self._child_rows()
         rows.unflatten(2, (self.parents, self.dim)).copy_(grad_votes.permute(2, 0, 1, 3))
-        self.grad_weight.baddbmm_(rows.transpose(1, 2), self.block_pose.transpose(0, 1))
+        self.grad_weight.baddbmm_(rows.mT, self.block_pose.transpose(0, 1))
         return torch.bmm(rows, self.weight).transpose(0, 1)
 
     def _add_term(self, factor: Tensor, vector: Tensor) -> None:
@@ -190,11 +190,11 @@ class _BlockedPasses(Passes):
 
     def _agreement(self, parent: Tensor) -> Tensor:
         """<u_ij, parent_j>: `[n, j, d]` -> `[n, j, i]`."""
-        return torch.matmul(parent.unsqueeze(2), self.votes.transpose(2, 3)).squeeze(2)
+        return (parent.unsqueeze(2) @ self.votes.mT).squeeze(2)
 
     def _weigh(self, factors: Tensor) -> Tensor:
         """Sum over children of factor times vote: `[n, j, i]` -> `[n, j, d]`."""
-        return torch.matmul(factors.unsqueeze(2), self.votes).squeeze(2)
+        return (factors.unsqueeze(2) @ self.votes).squeeze(2)
 
     def _child_rows(self) -> Tensor:
         """The buffer of votes by child, `[i, n, j d]`."""
@@ -217,11 +217,11 @@ class _BlockedPasses(Passes):
         if self.field.local and not self.leaky:
             return logits.softmax(dim=1)
         coupling = self.field.softmax(self._as_links(logits), self.leaky)
-        return coupling.flatten(0, -3).transpose(1, 2)
+        return coupling.flatten(0, -3).mT
 
     def _as_links(self, x: Tensor) -> Tensor:
         """`[n, j, i]` -> `[b, *positions, i, j]`, a view."""
-        return x.transpose(1, 2).unflatten(0, (-1, *self.field.positions))
+        return x.mT.unflatten(0, (-1, *self.field.positions))
 
 
 _route = define_route("blocked", _BlockedPasses)

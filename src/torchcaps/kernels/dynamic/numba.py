@@ -53,7 +53,7 @@ class _LoopPasses(Passes):
 
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
-        pose, weight, self.scale = bound_factors(problem.pose.detach(), weight.detach())
+        pose, weight, self.scale = bound_factors(problem.pose, weight)
         self.pose = pose.to(weight.dtype)
         self.weight = weight
         self.detach = problem.detach
@@ -110,7 +110,7 @@ class _LoopPasses(Passes):
             grad_pose,
             grad_weight,
         )
-        self.grad_weight = grad_weight.transpose(1, 2).contiguous()
+        self.grad_weight = grad_weight.mT.contiguous()
         return by_sample(grad_pose, len(self.pose))
 
     def _new_links(self) -> Tensor:

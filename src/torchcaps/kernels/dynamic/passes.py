@@ -254,7 +254,7 @@ def define_route(
         weight = None
         if isinstance(votes, ProductVotes):
             pose = votes.pose.flatten(0, -3)
-            weight = votes.matrices.transpose(2, 3)
+            weight = votes.matrices.mT
         else:
             pose = votes.dense().flatten(0, -4)
         if in_autocast and votes.autocast_dtype is not None:

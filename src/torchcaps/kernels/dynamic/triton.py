@@ -164,8 +164,8 @@ class _TritonPasses(Passes):
 
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
-        self.pose = clamp_finite(problem.pose.detach(), gradient_limit).contiguous()
-        self.weight = clamp_finite(weight.detach(), gradient_limit).contiguous()
+        self.pose = clamp_finite(problem.pose, gradient_limit).contiguous()
+        self.weight = clamp_finite(weight, gradient_limit).contiguous()
         dim, in_dim = weight.shape[2:]
         self.tile = choose_tile(dim, in_dim)
         self.mode = product_mode(self.pose.dtype, weight.dtype)

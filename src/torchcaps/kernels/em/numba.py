@@ -143,7 +143,7 @@ class Problem(NamedTuple):
         logit = by_sample(stats[:, -1, :, LOGIT], batch)
         activation.copy_(logit.sigmoid().view_as(activation))
         by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
-        coupling.copy_(by_parent.transpose(-1, -2))
+        coupling.copy_(by_parent.mT)
         return mean, activation, coupling, means, variances, stats
 
     def backward(
@@ -173,7 +173,7 @@ class Problem(NamedTuple):
             tuple(saved),
             by_lane(grad_mean.flatten(1, 3)),
             grad_logit,
-            by_lane(grad_coupling.transpose(-1, -2).flatten(1, 3)),
+            by_lane(grad_coupling.mT.flatten(1, 3)),
             gradients,
         )
         grad_pose, grad_child, grad_weight, grad_shift, grad_betas = gradients
@@ -293,7 +293,7 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
     children, parents, inner, outer = problem.weight.shape
     place, competition = _competitions(problem.field, problem.pose.shape[3], parents)
     zeros = problem.weight.new_zeros(1, *problem.field.positions, children, parents)
-    coupling = problem.field.initial_coupling(zeros)[0].transpose(-1, -2)
+    coupling = problem.field.initial_coupling(zeros)[0].mT
     shift = problem.shift
     if shift is None:
         shift = problem.weight.new_zeros(1, 1, problem.dim)
@@ -334,7 +334,7 @@ def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, T
     places = field.gather(places.view(1, field.height, field.width, types))
     place = places[0].flatten(0, 1).repeat_interleave(parents, dim=0)
     pairs = torch.arange(place.numel(), dtype=torch.float64)
-    pairs = pairs.view(1, *field.positions, parents, -1).transpose(-1, -2)
+    pairs = pairs.view(1, *field.positions, parents, -1).mT
     last = field.reduce_competing(pairs, Tensor.amax).expand_as(pairs)
     _, competition = last.unique(return_inverse=True)
-    return place, competition[0].transpose(-1, -2).flatten(0, 2)
+    return place, competition[0].mT.flatten(0, 2)
