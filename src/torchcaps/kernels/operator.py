@@ -14,7 +14,9 @@ from torch import Tensor
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 
+Outputs = Sequence[Tensor]
 Grads = Sequence[Tensor | None]
+Needed = Sequence[bool]  # a gradient, by tensor among the operands
 
 _LIBRARY = torch.library.Library("torchcaps", "FRAGMENT")
 
@@ -38,13 +40,13 @@ class Operation(Protocol):
     These fields are the operands.
     """
 
-    def empty_outputs(self) -> tuple[Tensor, ...]:
+    def empty_outputs(self) -> Outputs:
         """Empty outputs."""
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self) -> Outputs:
         """The outputs, in memory of their own."""
 
-    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Any) -> Grads:
+    def backward(self, saved: Outputs, grads: Outputs, needed: Needed) -> Grads:
         """One gradient for each tensor among the operands.
 
         It is None, or a tensor that sums to the gradient over additional or expanded axes.
@@ -55,7 +57,7 @@ class Operation(Protocol):
             needed: whether each tensor among the operands needs a gradient.
         """
 
-    def reference(self) -> tuple[Tensor, ...]:
+    def reference(self) -> Outputs:
         """The outputs that have a gradient, in torch operations."""
 
 
@@ -65,7 +67,7 @@ def define_operator(
     *,
     num_saved: int = 0,
     memory_format: torch.memory_format = torch.contiguous_format,
-) -> Callable[[Any], Sequence[Tensor]]:
+) -> Callable[[Any], Outputs]:
     """Define the operators `torchcaps::NAME` and `torchcaps::NAME_backward`.
 
     Args:
@@ -81,7 +83,7 @@ def define_operator(
     num_tensors = sum(kind.startswith("Tensor") for kind in types.values())
     arguments = ", ".join(f"{kind} {field}" for field, kind in types.items())
 
-    def run(*flat: Any) -> tuple[Tensor, ...]:
+    def run(*flat: Any) -> Outputs:
         with without_autocast(flat[0]):
             return operation(*flat).forward()
 
@@ -99,10 +101,10 @@ def define_operator(
         )
         return _as_gradients(empty, flat, needed, memory_format)
 
-    def fake_run(*flat: Any) -> tuple[Tensor, ...]:
+    def fake_run(*flat: Any) -> Outputs:
         return operation(*flat).empty_outputs()
 
-    def run_reference(*flat: Any) -> tuple[Tensor, ...]:
+    def run_reference(*flat: Any) -> Outputs:
         with without_autocast(flat[0]):
             return operation(*flat).reference()
 
@@ -183,10 +185,10 @@ def _make_differentiable(
 
 
 def _differentiable_gradients(
-    outputs: Sequence[Tensor],
+    outputs: Outputs,
     inputs: Sequence[Tensor | None],
-    grads: Sequence[Tensor],
-    needed: Sequence[bool],
+    grads: Outputs,
+    needed: Needed,
 ) -> list[Tensor | None]:
     """Gradients with a graph of their own; None for inputs that need none."""
     pairs = zip(outputs, grads, strict=True)
@@ -201,7 +203,7 @@ def _differentiable_gradients(
 def _as_gradients(
     computed: Iterable[Tensor | None],
     inputs: Sequence[Any],
-    needed: Sequence[bool],
+    needed: Needed,
     memory_format: torch.memory_format,
 ) -> list[Tensor]:
     """Gradients in the shapes and types of the inputs; empty ones where none is needed."""

@@ -41,7 +41,7 @@ channels of the output, r numbers of a spectrum, h and w height and width.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.kernels.conv2d._fourier import Pair, Plan, make_matrices, make_plan
-from torchcaps.kernels.operator import Grads, define_operator
+from torchcaps.kernels.operator import Grads, Needed, Outputs, define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import FULL_PRECISION, device_mismatch, wrong_dtype
 
@@ -85,11 +85,11 @@ class Problem(NamedTuple):
         down, right = self.stride
         return make_plan(batch, tuple(self.weight.shape), (height, width), (down, right))
 
-    def empty_outputs(self) -> tuple[Tensor, ...]:
+    def empty_outputs(self) -> Outputs:
         """An empty output."""
         return (torch.empty_like(self.reference()[0], memory_format=torch.channels_last),)
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self) -> Outputs:
         """The output `[b, o, h, w]`."""
         plan = self.plan
         y = self.reference()[0] if plan is None else convolve(self.x, self.weight, plan)
@@ -98,9 +98,7 @@ class Problem(NamedTuple):
             y.add_(self.bias.view(-1, 1, 1))
         return (y,)
 
-    def backward(
-        self, _saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
-    ) -> Grads:
+    def backward(self, _saved: Outputs, grads: Outputs, needed: Needed) -> Grads:
         """Gradients of x, weight and bias, of those that are needed; no output is saved for it."""
         (grad_y,) = grads
         needs_x, needs_weight, needs_bias = needed
@@ -127,7 +125,7 @@ class Problem(NamedTuple):
         grad_bias = grad_y.sum(dim=(0, 2, 3)) if needs_bias else None
         return grad_x, grad_weight, grad_bias
 
-    def reference(self) -> tuple[Tensor, ...]:
+    def reference(self) -> Outputs:
         """The output by torch's own convolution."""
         return (F.conv2d(self.x, self.weight, self.bias, self.stride),)
 

@@ -17,7 +17,7 @@ dimensions of a parent and of a child, t passes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
-from torchcaps.kernels.operator import Grads, define_operator
+from torchcaps.kernels.operator import Grads, Needed, Outputs, define_operator
 from torchcaps.kernels.support import HALF_PRECISION, needs_reference, padded_windows
 from torchcaps.types import Capsules, Routed
 
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
         height, width, kernel, stride = self.windows
         return ConvField(height, width, kernel, stride, convention=self.convention)
 
-    def empty_outputs(self) -> tuple[Tensor, ...]:
+    def empty_outputs(self) -> Outputs:
         """Empty outputs; half precision is computed in float32."""
         b, i = self.pose.shape[:2]
         like = self.pose if self.weight is None else self.weight
@@ -86,7 +86,7 @@ class Problem(NamedTuple):
         """
         raise NotImplementedError
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self) -> Outputs:
         """The outputs; see above."""
         passes = self.passes(backward=False)
         _, _, coupling, s = self.empty_outputs()
@@ -103,9 +103,7 @@ class Problem(NamedTuple):
         v, length = passes.squash(s[-1])
         return v, length, coupling, s
 
-    def backward(
-        self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
-    ) -> Grads:
+    def backward(self, saved: Outputs, grads: Outputs, _needed: Needed) -> Grads:
         """Gradients of pose, weight and bias."""
         (s,), (grad_v, grad_length, grad_coupling) = saved, grads
         passes = self.passes(backward=True)
@@ -128,7 +126,7 @@ class Problem(NamedTuple):
             return grad_pose, None, grad_bias
         return grad_pose, passes.grad_weight.view(self.weight.shape), grad_bias
 
-    def reference(self) -> tuple[Tensor, ...]:
+    def reference(self) -> Outputs:
         """v, its length and the coupling in torch operations, all votes stored."""
         votes = self.pose if self.weight is None else linear_votes(self.pose, self.weight)
         by_position = votes.unflatten(0, (-1, *self.field.positions))

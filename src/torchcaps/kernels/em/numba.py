@@ -15,7 +15,6 @@ window, j parents of a window, h dimensions of a vote. Poses are matrices [row, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from torchcaps.functional.votes import ProductVotes
 from torchcaps.kernels.dynamic.passes import restore_positions
 from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
-from torchcaps.kernels.operator import define_operator
+from torchcaps.kernels.operator import Needed, Outputs, define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
     NO_NUMBA,
@@ -108,7 +107,7 @@ class Problem(NamedTuple):
             shift=None if self.shift is None else clamp_magnitude(self.shift, vote_limit),
         )
 
-    def empty_outputs(self) -> tuple[Tensor, ...]:
+    def empty_outputs(self) -> Outputs:
         """Empty outputs, and the state after every iteration by group; see `_loops.py`.
 
         They are mean, activation and coupling; means, variances and stats.
@@ -131,7 +130,7 @@ class Problem(NamedTuple):
         )
         return (*map(self.weight.new_empty, sizes), stats)
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self) -> Outputs:
         """The outputs and the states."""
         mean, activation, coupling, means, variances, stats = self.empty_outputs()
         batch = len(mean)
@@ -146,9 +145,7 @@ class Problem(NamedTuple):
         coupling.copy_(by_parent.mT)
         return mean, activation, coupling, means, variances, stats
 
-    def backward(
-        self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
-    ) -> Sequence[Tensor]:
+    def backward(self, saved: Outputs, grads: Outputs, _needed: Needed) -> Outputs:
         """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
         means, _, stats = saved
         grad_mean, grad_activation, grad_coupling = grads
@@ -187,7 +184,7 @@ class Problem(NamedTuple):
             grad_shift.sum(dim=0).transpose(0, 1),
         )
 
-    def reference(self) -> tuple[Tensor, ...]:
+    def reference(self) -> Outputs:
         """The outputs in torch operations, all votes stored."""
         votes = ProductVotes(
             Capsules(self.pose, self.activation), self.field, self.weight, self.shift

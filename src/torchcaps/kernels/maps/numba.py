@@ -13,7 +13,6 @@ Letters: b batch, i children, j parents, d dimensions of a vote, p positions, al
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.lanes import POSITIONS, as_arrays, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude
-from torchcaps.kernels.operator import define_operator
+from torchcaps.kernels.operator import Grads, Needed, Outputs, define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
@@ -54,21 +53,19 @@ class Problem(NamedTuple):
     iterations: int
     want_coupling: bool
 
-    def empty_outputs(self) -> tuple[Tensor, ...]:
+    def empty_outputs(self) -> Outputs:
         """Empty outputs: v, length and coupling."""
         b, i, j, d, p = self.votes.shape
         sizes = ((b, j, d, p), (b, j, p), (b if self.want_coupling else 0, i, j, p))
         return tuple(map(self.votes.new_empty, sizes))
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self) -> Outputs:
         """v, length and coupling."""
         outputs = self.empty_outputs()
         _run_loop("forward_pass", self, *outputs)
         return outputs
 
-    def backward(
-        self, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
-    ) -> Sequence[Tensor | None]:
+    def backward(self, _saved: Outputs, grads: Outputs, _needed: Needed) -> Grads:
         """Gradients of the votes and the bias."""
         votes = self.votes
         grad_votes = torch.empty_like(votes, memory_format=torch.contiguous_format)
@@ -79,7 +76,7 @@ class Problem(NamedTuple):
             return grad_votes, None
         return grad_votes, grad_bias.sum(dim=0)
 
-    def reference(self) -> tuple[Tensor, ...]:
+    def reference(self) -> Outputs:
         """The outputs in torch operations: each position is routed by itself."""
         votes = self.votes.movedim(-1, 1)  # [b, p, i, j, d]
         routed: Any = dynamic_routing(votes, self.iterations, bias=self.bias)
@@ -148,7 +145,7 @@ def _count_groups(problem: Problem) -> int:
     return len(votes) * math.ceil(votes.shape[-1] / POSITIONS)
 
 
-def _run_loop(name: str, problem: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
+def _run_loop(name: str, problem: Problem, *arguments: Tensor | Outputs) -> None:
     """Run a loop of `_loops.py` on all groups, by as many threads as torch uses.
 
     Args:
