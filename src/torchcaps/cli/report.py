@@ -165,13 +165,13 @@ def compare(
         runs = runs[:1]
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
-    num_single = [len(runs), len(others)].count(1)
-    if num_single == 1:
+    counts = sorted([len(runs), len(others)])
+    if counts[0] == 1 < counts[1]:
         raise UsageError(
             "--with: expected one run of each method or several of each, "
-            f"got {len(runs)} and {len(others)}"
+            f"got {counts[0]} and {counts[1]}"
         )
-    if paired and num_single:
+    if paired and counts[1] == 1:
         raise UsageError("--paired: expected several runs of each method, got one")
     _check_different((*runs, *others))
     for p_value in adjust:
