@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from checks import assert_equal
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
-from torchcaps.kernels.support import NO_NUMBA
+from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import seeded
 from torchcaps.types import Capsules
 
-FAST = {"dynamic": ["blocked"], "em": ["blocked"] if NO_NUMBA else ["blocked", "numba"]}
+FAST = {"dynamic": ["blocked"], "em": ["blocked", "numba"] if HAS_NUMBA else ["blocked"]}
 OUTPUTS = ("pose", "activation", "coupling")
 # Loops are compiled for each size of matrices and each type of number, which takes ten seconds.
 # Tests of them share two: these in float64, and those of the paper in float32.

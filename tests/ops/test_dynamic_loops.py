@@ -10,11 +10,11 @@ from torchcaps import ops
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import DenseField
 from torchcaps.kernels.lanes import parallel_for
-from torchcaps.kernels.support import NO_NUMBA
+from torchcaps.kernels.support import HAS_NUMBA
 
 from .makers import Layer, check_threads, run_layer
 
-pytestmark = pytest.mark.skipif(NO_NUMBA is not None, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 
 PAPER = (1, 8, 16)
 

@@ -9,13 +9,13 @@ from torchcaps import ops
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels.lanes import LANES
-from torchcaps.kernels.support import NO_NUMBA
+from torchcaps.kernels.support import HAS_NUMBA
 
 from .makers import Layer, compare, run_layer
 from .operator_checks import check_operator
 from .test_extremes import LARGEST, uniform_leaf
 
-needs_numba = pytest.mark.skipif(NO_NUMBA is not None, reason="numba is not installed")
+needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 pytestmark = pytest.mark.parametrize("impl", ["bmm", pytest.param("numba", marks=needs_numba)])
 # Loops are compiled for each size of a capsule, type of number and number of terms of a gradient,
 # which takes seconds. Tests share these: small ones in float64, those of the paper in float32.

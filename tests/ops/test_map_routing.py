@@ -12,7 +12,7 @@ from torchcaps import ops, record_routing
 from torchcaps.functional import DenseVotes, dynamic_routing
 from torchcaps.functional.votes import MapVotes, RoutingContext
 from torchcaps.kernels.maps import numba as loops
-from torchcaps.kernels.support import NO_NUMBA
+from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.nn import MapRouting, RoutedLayer, set_impl
 from torchcaps.nn.map_routing import KernelCaps, KernelVotes, global_competition, per_position
 from torchcaps.testing import random_votes, seeded
@@ -21,7 +21,7 @@ from torchcaps.types import Capsules, LayerSizes
 
 from .makers import OUTPUTS, add_gradients, check_threads
 
-pytestmark = pytest.mark.skipif(NO_NUMBA is not None, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 NEVER = 1 << 62
 
 

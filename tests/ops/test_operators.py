@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torchcaps import ops, testing
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.kernels.operator import define_operator
-from torchcaps.kernels.support import NO_NUMBA
+from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.testing.random import random_votes
 
 from .makers import FAST, MATRICES, Layer, compute_gradients, route
@@ -152,7 +152,7 @@ def test_frozen_operands_leave_the_gradients_of_the_rest(impl, frozen):
             "em",
             "numba",
             MATRIX,
-            marks=pytest.mark.skipif(NO_NUMBA is not None, reason="numba is not installed"),
+            marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed"),
         ),
     ],
 )
@@ -190,9 +190,9 @@ def survey_names(device):
 def test_survey_names_an_implementation_of_each_operator():
     on_cpu = {
         "conv2d": "blocked",
-        "dynamic_routing": "blocked" if NO_NUMBA else "numba",
+        "dynamic_routing": "numba" if HAS_NUMBA else "blocked",
         "em_routing": FAST["em"][-1],
-        "map_routing": "reference" if NO_NUMBA else "numba",
+        "map_routing": "numba" if HAS_NUMBA else "reference",
     }
     assert survey_names("cpu") == on_cpu
     assert list(survey_names("cpu")) == list(on_cpu)

@@ -195,6 +195,7 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
     with counting("evaluating") as progress:
         evaluation = tc.evaluate(run, output=folder, progress=progress, **options)
     document = evaluation.to_dict() | {"run": str(folder)}
+    lines = list(evaluation.table().lines)
     below = f"{evaluation.summary}\nrun folder: {folder}"
     has_control = tc.models.model_info(run.config.model.name).control
     if control or (has_control and spec_of(tc.load(folder)).features):
@@ -207,11 +208,10 @@ def _evaluate(config: TrainConfig, folder: Path, control: bool, resume: bool, js
         rows, verdict, document["control"] = compare_with_control(
             {run: evaluation, second: control_evaluation}
         )
+        width = len(lines[0])
+        lines += [("",) * width, *(row + ("",) * (width - len(row)) for row in rows)]
         below = f"{verdict}\n{below}"
-        if not json:
-            print_table(rows)
-            print()
-    show(json, document, evaluation.table().lines, below)
+    show(json, document, lines, below)
     note_without_plots()
     note_next(folder, "report", "explore", "predict IMAGE")
 

@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 # Samples of a group of EM routing, and positions of one of routing on maps: the innermost loops run
 # over them, and they lie next to each other in memory.
@@ -19,7 +19,7 @@ LANES = 32
 POSITIONS = 64
 # Children of a block of routing by agreement: their weights stay in the cache for all groups.
 BLOCK = 64
-# Parts of the work for each thread, at least: more even out waiting times, fewer cost less.
+# Parts of the work for each thread: more of them even out waiting times, fewer cost less.
 PARTS_PER_THREAD = 4
 
 
@@ -38,7 +38,15 @@ def by_sample(x: Tensor, batch: int) -> Tensor:
 
 def as_arrays(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of a compiled loop, with tensors as contiguous arrays, in nested tuples too."""
-    return tree_map_only(Tensor, lambda x: x.detach().contiguous().numpy(), arguments)
+    arrays: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            arrays.append(as_arrays(argument))
+        elif isinstance(argument, Tensor):
+            arrays.append(argument.detach().contiguous().numpy())
+        else:
+            arrays.append(argument)
+    return tuple(arrays)
 
 
 def parallel_for(loop: Callable[..., None], count: int, *arguments: Any) -> None:
@@ -48,12 +56,14 @@ def parallel_for(loop: Callable[..., None], count: int, *arguments: Any) -> None
     work in turn.
     """
     num_threads = min(torch.get_num_threads(), count)
-    size = max(1, count // (PARTS_PER_THREAD * torch.get_num_threads()))
-    parts = iter(range(0, count, size))  # its next() is atomic
+    num_parts = PARTS_PER_THREAD * num_threads
+    bounds = [count * part // num_parts for part in range(num_parts + 1)] if num_parts else []
+    # next() of an iterator over a list is atomic.
+    parts = iter([(first, last) for first, last in pairwise(bounds) if first < last])
 
     def work() -> None:
-        for first in parts:
-            loop(first, min(first + size, count), *arguments)
+        for first, last in parts:
+            loop(first, last, *arguments)
 
     if num_threads < 2:
         work()

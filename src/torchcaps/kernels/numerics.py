@@ -47,7 +47,8 @@ def rescale_samples(x: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor | 
     """
     if x.numel() == 0 or (x.device.type == "cpu" and not max_magnitude(x) > limit):  # nor is NaN
         return x, None
-    magnitudes = x.abs().amax(dim=tuple(range(1, x.dim())), keepdim=True)
+    all_but_samples = list(range(1, x.dim()))
+    magnitudes = x.abs().amax(dim=all_but_samples, keepdim=True)
     scale = limit / magnitudes.clamp(min=limit)
     return x * scale, scale
 

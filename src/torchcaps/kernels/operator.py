@@ -14,9 +14,7 @@ from torch import Tensor
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 
-Outputs = Sequence[Tensor]
 Grads = Sequence[Tensor | None]
-Needed = Sequence[bool]  # a gradient, by tensor among the operands
 
 _LIBRARY = torch.library.Library("torchcaps", "FRAGMENT")
 
@@ -40,13 +38,13 @@ class Operation(Protocol):
     These fields are the operands.
     """
 
-    def empty_outputs(self) -> Outputs:
+    def empty_outputs(self) -> tuple[Tensor, ...]:
         """Empty outputs."""
 
-    def forward(self) -> Outputs:
+    def forward(self) -> tuple[Tensor, ...]:
         """The outputs, in memory of their own."""
 
-    def backward(self, saved: Outputs, grads: Outputs, needed: Needed) -> Grads:
+    def backward(self, saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Any) -> Grads:
         """One gradient for each tensor among the operands.
 
         It is None, or a tensor that sums to the gradient over additional or expanded axes.
@@ -57,7 +55,7 @@ class Operation(Protocol):
             needed: whether each tensor among the operands needs a gradient.
         """
 
-    def reference(self) -> Outputs:
+    def reference(self) -> tuple[Tensor, ...]:
         """The outputs that have a gradient, in torch operations."""
 
 
@@ -67,7 +65,7 @@ def define_operator(
     *,
     num_saved: int = 0,
     memory_format: torch.memory_format = torch.contiguous_format,
-) -> Callable[[Any], Outputs]:
+) -> Callable[[Any], Sequence[Tensor]]:
     """Define the operators `torchcaps::NAME` and `torchcaps::NAME_backward`.
 
     Args:
@@ -83,17 +81,17 @@ def define_operator(
     num_tensors = sum(kind.startswith("Tensor") for kind in types.values())
     arguments = ", ".join(f"{kind} {field}" for field, kind in types.items())
 
-    def run(*flat: Any) -> Outputs:
+    def run(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
             return operation(*flat).forward()
 
-    def run_backward(*flat: Any) -> list[Tensor]:
+    def run_backward(*flat: Any) -> tuple[Tensor, ...]:
         *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
             computed = operation(*inputs).backward(saved, grads, needed)
         return _as_gradients(computed, inputs, needed, memory_format)
 
-    def fake_backward(*flat: Any) -> list[Tensor]:
+    def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
         needed = flat[-1]
         empty = (
             torch.empty_like(x) if is_needed else None
@@ -101,10 +99,10 @@ def define_operator(
         )
         return _as_gradients(empty, flat, needed, memory_format)
 
-    def fake_run(*flat: Any) -> Outputs:
+    def fake_run(*flat: Any) -> tuple[Tensor, ...]:
         return operation(*flat).empty_outputs()
 
-    def run_reference(*flat: Any) -> Outputs:
+    def run_reference(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
             return operation(*flat).reference()
 
@@ -185,17 +183,19 @@ def _make_differentiable(
 
 
 def _differentiable_gradients(
-    outputs: Outputs,
+    outputs: Sequence[Tensor],
     inputs: Sequence[Tensor | None],
-    grads: Outputs,
-    needed: Needed,
+    grads: Sequence[Tensor],
+    needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients with a graph of their own; None for inputs that need none."""
     pairs = zip(outputs, grads, strict=True)
     products = ((output * grad).sum() for output, grad in pairs if output.requires_grad)
     objective: Any = sum(products)
     leaves: list[Any] = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
-    gradients = torch.autograd.grad(objective, leaves, create_graph=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        objective, leaves, create_graph=True, allow_unused=True, materialize_grads=True
+    )
     remaining = iter(gradients)
     return [next(remaining) if is_needed else None for is_needed in needed]
 
@@ -203,9 +203,9 @@ def _differentiable_gradients(
 def _as_gradients(
     computed: Iterable[Tensor | None],
     inputs: Sequence[Any],
-    needed: Needed,
+    needed: Sequence[bool],
     memory_format: torch.memory_format,
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """Gradients in the shapes and types of the inputs; empty ones where none is needed."""
     gradients = []
     for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
@@ -215,4 +215,4 @@ def _as_gradients(
             gradients.append(gradient.contiguous(memory_format=maps))
         else:
             gradients.append(inputs[0].new_empty(0))
-    return gradients
+    return tuple(gradients)

@@ -62,10 +62,9 @@ def by_samples(
     for other in (votes.present, *others):
         columns.append([None] * num_blocks if other is None else other.split(size))
 
-    outputs = [
-        checkpoint(run, *block, use_reentrant=False, preserve_rng_state=False)
-        for block in zip(*columns, strict=True)
-    ]
+    outputs = []
+    for block in zip(*columns, strict=True):
+        outputs.append(checkpoint(run, *block, use_reentrant=False, preserve_rng_state=False))
     if num_blocks == 1:  # without a copy
         return outputs[0]
     return tuple(

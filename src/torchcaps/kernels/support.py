@@ -9,9 +9,10 @@ from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.votes import ProductVotes, Votes
 
 # Looked for once, without an import: numba alone takes half a second.
+HAS_NUMBA = find_spec("numba") is not None
 HAS_TRITON = find_spec("triton") is not None
 BLOCKED = "blocked over samples: the votes of a batch are never stored"
-NO_NUMBA = None if find_spec("numba") else "numba is not installed (pip install 'torchcaps[fast]')"
+NO_NUMBA = "numba is not installed (pip install 'torchcaps[fast]')"
 FULL_PRECISION = (torch.float32, torch.float64)
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -54,12 +55,13 @@ def padded_windows(field: Field) -> ConvField | None:
     if not isinstance(field, ConvField):
         return None
     height, width = field.padded
-    return ConvField(height, width, field.kernel, field.layout.step, convention=field.convention)
+    step = field.layout.step
+    return ConvField(height, width, field.kernel, step, convention=field.convention)
 
 
 def competes_apart(field: Field) -> str | None:
     """Reason for a field whose parents compete neither at one position nor in windows."""
-    if field.local or isinstance(field, ConvField):
+    if field.local or padded_windows(field) is not None:
         return None
     return f"parents of {type(field).__name__} compete in a way of their own"
 
@@ -86,12 +88,12 @@ def dtype_mismatch(votes: Votes, device: torch.device) -> str | None:
 
 def not_recomputable(votes: Votes) -> str | None:
     """Reason why blocks of samples cannot be routed in turn, their votes made again."""
-    if not votes.recomputable:
-        return "the votes are given, not made of poses and matrices"
-    reason = needs_reference(votes) or without_numbers(votes)
-    if isinstance(votes, ProductVotes):
-        reason = reason or device_mismatch(vote_operands(votes), votes.children.pose.device)
-    return reason
+    reason = needs_reference(votes)
+    if reason is None and not votes.recomputable:
+        reason = "the votes are given, not made of poses and matrices"
+    if reason is None and isinstance(votes, ProductVotes):
+        reason = device_mismatch(vote_operands(votes), votes.children.pose.device)
+    return reason or without_numbers(votes)
 
 
 def without_numbers(votes: Votes) -> str | None:

@@ -41,7 +41,7 @@ channels of the output, r numbers of a spectrum, h and w height and width.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.kernels.conv2d._fourier import Pair, Plan, make_matrices, make_plan
-from torchcaps.kernels.operator import Grads, Needed, Outputs, define_operator
+from torchcaps.kernels.operator import Grads, define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import FULL_PRECISION, device_mismatch, wrong_dtype
 
@@ -85,11 +85,11 @@ class Problem(NamedTuple):
         down, right = self.stride
         return make_plan(batch, tuple(self.weight.shape), (height, width), (down, right))
 
-    def empty_outputs(self) -> Outputs:
+    def empty_outputs(self) -> tuple[Tensor, ...]:
         """An empty output."""
         return (torch.empty_like(self.reference()[0], memory_format=torch.channels_last),)
 
-    def forward(self) -> Outputs:
+    def forward(self) -> tuple[Tensor, ...]:
         """The output `[b, o, h, w]`."""
         plan = self.plan
         y = self.reference()[0] if plan is None else convolve(self.x, self.weight, plan)
@@ -98,7 +98,9 @@ class Problem(NamedTuple):
             y.add_(self.bias.view(-1, 1, 1))
         return (y,)
 
-    def backward(self, _saved: Outputs, grads: Outputs, needed: Needed) -> Grads:
+    def backward(
+        self, _saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
+    ) -> Grads:
         """Gradients of x, weight and bias, of those that are needed; no output is saved for it."""
         (grad_y,) = grads
         needs_x, needs_weight, needs_bias = needed
@@ -125,7 +127,7 @@ class Problem(NamedTuple):
         grad_bias = grad_y.sum(dim=(0, 2, 3)) if needs_bias else None
         return grad_x, grad_weight, grad_bias
 
-    def reference(self) -> Outputs:
+    def reference(self) -> tuple[Tensor, ...]:
         """The output by torch's own convolution."""
         return (F.conv2d(self.x, self.weight, self.bias, self.stride),)
 
@@ -183,7 +185,11 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
 
 
 # An operator of torch, `torchcaps::conv2d_frequency`, with its gradient.
-_conv2d = define_operator("conv2d_frequency", Problem, memory_format=torch.channels_last)
+_conv2d = define_operator(
+    "conv2d_frequency",
+    Problem,
+    memory_format=torch.channels_last,
+)
 
 
 def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
@@ -200,15 +206,14 @@ def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
     y = x.new_empty(len(x), *plan.output_size, len(weight))  # [b, h, w, o]
     for samples in _split_samples(len(x), plan):
         transforms = _Transforms(x[samples], weight, plan)
-        output_spectra = x.new_zeros(
-            transforms.spectrum_length, transforms.num_windows, len(weight)
-        )
+        size = (transforms.spectrum_length, transforms.num_windows, len(weight))
+        output_spectra = x.new_zeros(size)
         for block in transforms.blocks():
             tap_spectra = transforms.transform_taps(block)
             window_spectra = transforms.transform_windows(block)
-            output_spectra.baddbmm_(window_spectra, tap_spectra.mT)
+            output_spectra.baddbmm_(window_spectra, tap_spectra.transpose(1, 2))
         y[samples] = transforms.make_output(output_spectra)
-    return y.movedim(-1, 1)
+    return y.permute(0, 3, 1, 2)
 
 
 def convolve_backward(
@@ -279,8 +284,8 @@ class _Transforms:
 
     def __init__(self, x: Tensor, weight: Tensor, plan: Plan) -> None:
         self.plan = plan
-        self.pixels = _fit_size(x.movedim(1, -1), plan.map_size)
-        self.kernels = weight.movedim(1, -1)
+        self.pixels = _fit_size(x.permute(0, 2, 3, 1), plan.map_size)
+        self.kernels = weight.permute(0, 2, 3, 1)
         self.matrices = make_matrices(plan.window_size, plan.taps_size, plan.tile_size, x.dtype)
         self.spectrum_length = len(self.matrices.window_to_spectrum)
         self.num_windows = len(x) * math.prod(plan.num_tiles)
@@ -299,13 +304,15 @@ class _Transforms:
                 start = channels * part // num_parts
                 stop = channels * (part + 1) // num_parts
                 rows = slice(top, None, down)
-                yield slice(None), rows, slice(left, None, right), slice(start, stop)
+                columns = slice(left, None, right)
+                yield slice(None), rows, columns, slice(start, stop)
 
     def transform_windows(self, block: _Block) -> Tensor:
         """V = A windows, `[r, n, c]`."""
         height, width = self.plan.window_size
         down, right = self.plan.tile_size
-        windows = self.pixels[block].unfold(1, height, down).unfold(2, width, right)
+        phase = self.pixels[block]
+        windows = phase.unfold(1, height, down).unfold(2, width, right)
         windows = windows.permute(4, 5, 0, 1, 2, 3)  # [h, w, b, tile rows, tile columns, c]
         flat = self._copy("windows", windows).view(height * width, -1)
         spectra = self._multiply("window spectra", self.matrices.window_to_spectrum, flat)
@@ -316,24 +323,26 @@ class _Transforms:
         taps = self.kernels[block]
         matrix = self._taps_matrix(taps)
         flat = self._copy("taps", taps.permute(1, 2, 0, 3)).view(matrix.shape[1], -1)
-        return self._multiply("tap spectra", matrix, flat).view(len(matrix), len(taps), -1)
+        spectra = self._multiply("tap spectra", matrix, flat)
+        return spectra.view(self.spectrum_length, len(taps), -1)
 
     def make_output(self, output_spectra: Tensor) -> Tensor:
         """Output `[b, h, w, o]` from S `[r, n, o]`: tiles = C S."""
         rows, columns = self.plan.num_tiles
         height, width = self.plan.tile_size
         outputs = output_spectra.shape[2]
-        flat = self.matrices.spectrum_to_tile @ output_spectra.flatten(1)
+        flat = self.matrices.spectrum_to_tile @ output_spectra.view(self.spectrum_length, -1)
         tiles = flat.view(height, width, -1, rows, columns, outputs)
         tiles = tiles.permute(2, 3, 0, 4, 1, 5)  # [b, rows, h, columns, w, o]
         covered = tiles.reshape(-1, rows * height, columns * width, outputs)
-        return _fit_size(covered, self.plan.output_size)
+        out_height, out_width = self.plan.output_size
+        return covered[:, :out_height, :out_width]
 
     def transform_gradient(self, grad_y: Tensor) -> Tensor:
         """G = C^T dL/dtiles, `[r, n, o]`, from the gradient of the output `[b, o, h, w]`."""
         rows, columns = self.plan.num_tiles
         height, width = self.plan.tile_size
-        covered = _fit_size(grad_y.movedim(1, -1), self.plan.covered_size)
+        covered = _fit_size(grad_y.permute(0, 2, 3, 1), self.plan.covered_size)
         tiles = covered.unflatten(2, (columns, width)).unflatten(1, (rows, height))
         tiles = tiles.permute(2, 4, 0, 1, 3, 5)  # [h, w, b, rows, columns, o]
         flat = tiles.reshape(height * width, -1)
@@ -353,12 +362,13 @@ class _Transforms:
         """
         height, width = self.plan.window_size
         rows, columns = self.plan.num_tiles
+        tap_spectra = self.transform_taps(block)
         # G U has the shape of V, whose buffer is free here.
-        products = self._multiply("window spectra", grad_spectra, self.transform_taps(block))
-        flat = products.flatten(1)
+        products = self._multiply("window spectra", grad_spectra, tap_spectra)
+        flat = products.view(self.spectrum_length, -1)
         flat_windows = self._multiply("windows", self.matrices.window_to_spectrum.t(), flat)
         windows = flat_windows.view(height, width, len(grad_x), rows, columns, -1)
-        grad_phase = grad_x.movedim(1, -1)[block]
+        grad_phase = grad_x.permute(0, 2, 3, 1)[block]
         for row in range(rows):
             for column in range(columns):
                 top = row * self.plan.tile_size[0]
@@ -375,14 +385,15 @@ class _Transforms:
 
         The arguments are those of `add_map_gradient`.
         """
-        target = grad_weight.movedim(1, -1)[block]
+        target = grad_weight.permute(0, 2, 3, 1)[block]
         outputs, height, width, _ = target.shape
         window_spectra = self.transform_windows(block)
         # G^T V has the shape of U, whose buffer is free here.
-        products = self._multiply("tap spectra", grad_spectra.mT, window_spectra)
-        flat = products.flatten(1)
+        products = self._multiply("tap spectra", grad_spectra.transpose(1, 2), window_spectra)
+        flat = products.view(self.spectrum_length, -1)
         flat_taps = self._multiply("taps", self._taps_matrix(target).t(), flat)
-        write(target, flat_taps.view(height, width, outputs, -1).permute(2, 0, 1, 3))
+        taps = flat_taps.view(height, width, outputs, -1)
+        write(target, taps.permute(2, 0, 1, 3))
 
     def _taps_matrix(self, taps: Tensor) -> Tensor:
         """B `[r, h w]` for the taps `[o, h, w, c]` of a phase, which may have fewer than others."""
@@ -421,4 +432,4 @@ def _fit_size(pixels: Tensor, size: Pair) -> Tensor:
 def _split_samples(batch: int, plan: Plan) -> list[slice]:
     """Slices of samples that have at most `MAX_WINDOWS` windows, or one sample each."""
     size = max(1, MAX_WINDOWS // math.prod(plan.num_tiles))
-    return [slice(start, start + size) for start in range(0, batch, size)]
+    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]

@@ -40,8 +40,9 @@ import triton.language as tl
 
 from torchcaps.functional.squash import EPSILON
 
-# FACTOR says what the factors f_ij are: the same for all, couplings c_ij (1), or dL/db_ij.
+# FACTOR says what the factors f_ij are: the same for all, couplings c_ij, or dL/db_ij.
 UNIFORM = tl.constexpr(0)
+COUPLING = tl.constexpr(1)
 GRADIENT = tl.constexpr(2)
 NORM_EPSILON = tl.constexpr(EPSILON)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -196,7 +197,10 @@ def agreements(
     # Not `tl.zeros`, which takes no sizes out of a tuple in Triton 3.6.
     grad_total = tl.full((TILE.BLOCK_B, TILE.BLOCK_I), 0.0, tl.float32)
     for j in range(parents):
-        w = _load(weight, _locate_weights(j, first, children, parents, TILE))
+        w = _load(
+            weight,
+            _locate_weights(j, first, children, parents, TILE),
+        )
         x = _load(V, _locate_parent(j, samples, batch, parents, TILE))
         logit = _agreement(p, w, x, MODE, TILE)
         tl.store(agreement + j * num_pairs + offsets, logit, mask)
@@ -250,7 +254,10 @@ def sums(
                 agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
             )
             p = _scale(p, f, TILE)
-        w = _load(weight, _locate_weights(j, first, children, parents, TILE))
+        w = _load(
+            weight,
+            _locate_weights(j, first, children, parents, TILE),
+        )
         total += _dot(p, tl.trans(w), MODE)
     offsets, mask = _locate_parent(j, samples, batch, parents, TILE)
     split = tl.program_id(0).to(tl.int64) * batch * parents * TILE.DIM
@@ -323,7 +330,10 @@ def pose_gradient(
     offsets, mask = _locate_poses(samples, batch, first, children, TILE)
     total = tl.full((TILE.BLOCK_B, TILE.BLOCK_I * TILE.BLOCK_K), 0.0, tl.float32)
     for j in range(parents):
-        w = _load(weight, _locate_weights(j, first, children, parents, TILE))
+        w = _load(
+            weight,
+            _locate_weights(j, first, children, parents, TILE),
+        )
         x = _load(grad_s, _locate_parent(j, samples, batch, parents, TILE))
         if FACTOR == UNIFORM:
             total += _dot(x, w, MODE) * uniform

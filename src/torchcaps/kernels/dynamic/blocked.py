@@ -52,9 +52,9 @@ def _runs_reference(votes: Votes) -> bool:
 
     They take stored votes, and products of a vector and a matrix without a shift.
     """
-    return isinstance(votes, ProductVotes) and (
-        votes.rows > 1 or votes.shift is not None or competes_apart(votes.field) is not None
-    )
+    if not isinstance(votes, ProductVotes):
+        return False
+    return votes.rows > 1 or votes.shift is not None or competes_apart(votes.field) is not None
 
 
 # Of the implementations of an operation, those of lower rank are tried first. BLOCKED is a sentence
@@ -130,27 +130,31 @@ class _BlockedPasses(Passes):
         for start in range(0, len(self.pose), self.size):
             block = slice(start, start + self.size)
             self.block_pose = self.pose[block]
-            by_parent = self._compute_votes().transpose(1, 2)
-            buffer = self._vote_buffer[: by_parent.numel()]
-            self.votes = buffer.view(by_parent.shape).copy_(by_parent)
-            self.factors = self.votes.new_empty(self.num_terms, *by_parent.shape[:3])
+            by_child = self._compute_votes()
+            n = len(by_child)
+            numbers = n * self.children * self.parents * self.dim
+            buffer = self._vote_buffer[:numbers]
+            self.votes = buffer.view(n, self.parents, self.children, self.dim)
+            self.votes.copy_(by_child.transpose(1, 2))
+            self.factors = self.votes.new_empty(self.num_terms, n, self.parents, self.children)
             self.vectors: list[Tensor] = []
             yield block
 
     def _compute_votes(self) -> Tensor:
         """Votes of the block by child, `[n, i, j, d]`."""
-        if self.weight is None:
-            return self.block_pose
-        pose = self.block_pose.transpose(0, 1)  # [i, n, k]
-        products = torch.bmm(pose, self.weight.mT, out=self._child_rows())
-        return products.transpose(0, 1).unflatten(2, (self.parents, self.dim))
+        votes = self.block_pose
+        if self.weight is not None:
+            pose = self.block_pose.transpose(0, 1)  # [i, n, k]
+            products = torch.bmm(pose, self.weight.transpose(1, 2), out=self._child_rows())
+            votes = products.transpose(0, 1)
+        return votes.reshape(len(votes), self.children, self.parents, self.dim)
 
     def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.c = self._couplings(V)
         return self._weigh(self.c)
 
     def coupling(self) -> Tensor:
-        return self.c.mT
+        return self.c.transpose(1, 2)
 
     def pass_backward(
         self, V: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
@@ -161,7 +165,7 @@ class _BlockedPasses(Passes):
             return None
         grad_c = self._agreement(grad_s)
         if grad_coupling is not None:
-            grad_c += grad_coupling.mT
+            grad_c += grad_coupling.transpose(1, 2)
         # dL/db = c dL/dc - c (sum of c dL/dc over competing parents), in the memory of dL/dc.
         grad_b = grad_c.mul_(c)
         links = self._as_links(grad_b)
@@ -179,8 +183,9 @@ class _BlockedPasses(Passes):
         if self.weight is None or self.grad_weight is None:
             return grad_votes.transpose(1, 2)
         rows = self._child_rows()
-        rows.unflatten(2, (self.parents, self.dim)).copy_(grad_votes.permute(2, 0, 1, 3))
-        self.grad_weight.baddbmm_(rows.mT, self.block_pose.transpose(0, 1))
+        by_child = rows.view(self.children, -1, self.parents, self.dim)
+        by_child.copy_(grad_votes.permute(2, 0, 1, 3))
+        self.grad_weight.baddbmm_(rows.transpose(1, 2), self.block_pose.transpose(0, 1))
         return torch.bmm(rows, self.weight).transpose(0, 1)
 
     def _add_term(self, factor: Tensor, vector: Tensor) -> None:
@@ -190,11 +195,11 @@ class _BlockedPasses(Passes):
 
     def _agreement(self, parent: Tensor) -> Tensor:
         """<u_ij, parent_j>: `[n, j, d]` -> `[n, j, i]`."""
-        return (parent.unsqueeze(2) @ self.votes.mT).squeeze(2)
+        return torch.matmul(parent.unsqueeze(2), self.votes.transpose(2, 3)).squeeze(2)
 
     def _weigh(self, factors: Tensor) -> Tensor:
         """Sum over children of factor times vote: `[n, j, i]` -> `[n, j, d]`."""
-        return (factors.unsqueeze(2) @ self.votes).squeeze(2)
+        return torch.matmul(factors.unsqueeze(2), self.votes).squeeze(2)
 
     def _child_rows(self) -> Tensor:
         """The buffer of votes by child, `[i, n, j d]`."""
@@ -205,7 +210,8 @@ class _BlockedPasses(Passes):
     def _couplings(self, V: Tensor | None) -> Tensor:
         """c of a pass, `[n, j, i]`; V is None in the first pass, whose logits are zero."""
         if V is None:
-            return self._first_coupling.repeat(len(self.block_pose) // self.num_positions, 1, 1)
+            num_samples = len(self.block_pose) // self.num_positions
+            return self._first_coupling.repeat(num_samples, 1, 1)
         return self._softmax(self._agreement(V))
 
     def _softmax(self, logits: Tensor) -> Tensor:
@@ -217,11 +223,11 @@ class _BlockedPasses(Passes):
         if self.field.local and not self.leaky:
             return logits.softmax(dim=1)
         coupling = self.field.softmax(self._as_links(logits), self.leaky)
-        return coupling.flatten(0, -3).mT
+        return coupling.flatten(0, -3).transpose(1, 2)
 
     def _as_links(self, x: Tensor) -> Tensor:
         """`[n, j, i]` -> `[b, *positions, i, j]`, a view."""
-        return x.mT.unflatten(0, (-1, *self.field.positions))
+        return x.transpose(1, 2).unflatten(0, (-1, *self.field.positions))
 
 
 _route = define_route("blocked", _BlockedPasses)

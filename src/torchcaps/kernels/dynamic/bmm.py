@@ -27,7 +27,8 @@ from torchcaps.kernels.support import dtype_mismatch, without_numbers
 
 def obstacle(votes: Any) -> str | None:
     """Why products of matrices cannot route these votes."""
-    return not_linear(votes) or dtype_mismatch(votes, votes.weight.device) or without_numbers(votes)
+    reason = not_linear(votes) or dtype_mismatch(votes, votes.weight.device)
+    return reason or without_numbers(votes)
 
 
 def drawback(votes: Any) -> str | None:
@@ -48,11 +49,12 @@ class _ProductPasses(Passes):
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
         self.problem = problem
-        self.full = weight.dtype
         # float16 has no room for the products.
-        dtype = torch.bfloat16 if problem.pose.dtype == torch.bfloat16 else self.full
-        self.pose = clamp_finite(problem.pose.to(dtype), gradient_limit)
-        by_parent = clamp_finite(weight.to(dtype), gradient_limit).permute(1, 2, 0, 3)
+        is_bf16 = problem.pose.dtype == torch.bfloat16
+        self.full = weight.dtype
+        dtype = torch.bfloat16 if is_bf16 else self.full
+        self.pose = clamp_finite(problem.pose.detach().to(dtype), gradient_limit)
+        by_parent = clamp_finite(weight.detach().to(dtype), gradient_limit).permute(1, 2, 0, 3)
         self.weight = by_parent.flatten(2).contiguous()
         if backward:
             self.sum_weight = torch.zeros_like(self.weight, dtype=self.full)
@@ -123,14 +125,14 @@ class _ProductPasses(Passes):
 
     def _sum(self, weighed: Tensor) -> Tensor:
         """Votes summed over children, `[n, j, d]`, from f p."""
-        return (weighed @ self.weight.mT).transpose(0, 1).to(self.full)
+        return torch.matmul(weighed, self.weight.mT).transpose(0, 1).to(self.full)
 
     def _add_term(self, factors: Tensor, x: Tensor, product: Tensor) -> Tensor:
         """Add the gradients of poses and M that dL/du_ij = f_ij x_j gives, from x M; f p."""
         terms = factors.to(product.dtype).unsqueeze(3) * product
         self.grad_pose += terms.sum(dim=0, dtype=self.full)
         weighed = self._weigh(factors)
-        self.sum_weight += x.permute(1, 2, 0).to(weighed.dtype) @ weighed
+        self.sum_weight += torch.matmul(x.permute(1, 2, 0).to(weighed.dtype), weighed)
         return weighed
 
 

@@ -4,6 +4,7 @@ The loops are in `_loops.py`, which needs numba and is imported at the first cal
 and b, all samples.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torchcaps.kernels.dynamic.passes import Passes, Problem, define_route, not_
 from torchcaps.kernels.lanes import BLOCK, LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import bound_factors
 from torchcaps.kernels.registry import fast_path
-from torchcaps.kernels.support import NO_NUMBA, dtype_mismatch
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, dtype_mismatch
 
 # Numbers in all votes below which the loops gain less time than their compilation takes.
 MIN_NUMBERS = 1 << 22
@@ -23,7 +24,8 @@ MAX_DIM = 32
 
 def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
-    reason = NO_NUMBA or not_linear(votes) or dtype_mismatch(votes, torch.device("cpu"))
+    reason = not_linear(votes) if HAS_NUMBA else NO_NUMBA
+    reason = reason or dtype_mismatch(votes, torch.device("cpu"))
     if reason is None and max(votes.weight.shape[2:]) > MAX_DIM:
         return f"a capsule has more than {MAX_DIM} dimensions"
     return reason
@@ -53,7 +55,7 @@ class _LoopPasses(Passes):
 
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
-        pose, weight, self.scale = bound_factors(problem.pose, weight)
+        pose, weight, self.scale = bound_factors(problem.pose.detach(), weight.detach())
         self.pose = pose.to(weight.dtype)
         self.weight = weight
         self.detach = problem.detach
@@ -67,6 +69,9 @@ class _LoopPasses(Passes):
             weight,
         )
         self.terms: list[tuple[Tensor, Tensor]] = []
+
+    def blocks(self) -> Iterator[slice]:
+        yield slice(None)
 
     def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.c = self._new_links()
@@ -110,7 +115,7 @@ class _LoopPasses(Passes):
             grad_pose,
             grad_weight,
         )
-        self.grad_weight = grad_weight.mT.contiguous()
+        self.grad_weight = grad_weight.transpose(1, 2).contiguous()
         return by_sample(grad_pose, len(self.pose))
 
     def _new_links(self) -> Tensor:

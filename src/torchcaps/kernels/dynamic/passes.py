@@ -17,7 +17,7 @@ dimensions of a parent and of a child, t passes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
-from torchcaps.kernels.operator import Grads, Needed, Outputs, define_operator
+from torchcaps.kernels.operator import Grads, define_operator
 from torchcaps.kernels.support import HALF_PRECISION, needs_reference, padded_windows
 from torchcaps.types import Capsules, Routed
 
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
         height, width, kernel, stride = self.windows
         return ConvField(height, width, kernel, stride, convention=self.convention)
 
-    def empty_outputs(self) -> Outputs:
+    def empty_outputs(self) -> tuple[Tensor, ...]:
         """Empty outputs; half precision is computed in float32."""
         b, i = self.pose.shape[:2]
         like = self.pose if self.weight is None else self.weight
@@ -86,7 +86,7 @@ class Problem(NamedTuple):
         """
         raise NotImplementedError
 
-    def forward(self) -> Outputs:
+    def forward(self) -> tuple[Tensor, ...]:
         """The outputs; see above."""
         passes = self.passes(backward=False)
         _, _, coupling, s = self.empty_outputs()
@@ -103,7 +103,9 @@ class Problem(NamedTuple):
         v, length = passes.squash(s[-1])
         return v, length, coupling, s
 
-    def backward(self, saved: Outputs, grads: Outputs, _needed: Needed) -> Grads:
+    def backward(
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    ) -> Grads:
         """Gradients of pose, weight and bias."""
         (s,), (grad_v, grad_length, grad_coupling) = saved, grads
         passes = self.passes(backward=True)
@@ -126,7 +128,7 @@ class Problem(NamedTuple):
             return grad_pose, None, grad_bias
         return grad_pose, passes.grad_weight.view(self.weight.shape), grad_bias
 
-    def reference(self) -> Outputs:
+    def reference(self) -> tuple[Tensor, ...]:
         """v, its length and the coupling in torch operations, all votes stored."""
         votes = self.pose if self.weight is None else linear_votes(self.pose, self.weight)
         by_position = votes.unflatten(0, (-1, *self.field.positions))
@@ -147,9 +149,9 @@ class Passes(ABC):
     scale: Tensor | None = None
     grad_weight: Tensor | None = None
 
+    @abstractmethod
     def blocks(self) -> Iterator[slice]:
-        """Blocks of samples, by default a single one; the other methods work on the last one."""
-        yield slice(None)
+        """Blocks of samples; the other methods work on the last one."""
 
     @abstractmethod
     def weighted_sums(self, V: Tensor | None) -> Tensor:
@@ -246,13 +248,14 @@ def define_route(
         def passes(self, backward: bool) -> Passes:
             return make_passes(self, backward)
 
-    run_operator = define_operator(f"dynamic_routing_{impl}", Implemented, num_saved=1)
+    name = f"dynamic_routing_{impl}"
+    run_operator = define_operator(name, Implemented, num_saved=1)
 
     def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
         weight = None
         if isinstance(votes, ProductVotes):
             pose = votes.pose.flatten(0, -3)
-            weight = votes.matrices.mT
+            weight = votes.matrices.transpose(2, 3)
         else:
             pose = votes.dense().flatten(0, -4)
         if in_autocast and votes.autocast_dtype is not None:
@@ -277,21 +280,23 @@ def define_route(
             votes.context.needs_coupling,
         )
         v, length, coupling, _ = run_operator(problem)
-        return restore_positions(votes, v, length, coupling)
+        return restore_positions(votes, votes.activation.shape[:-1], v, length, coupling)
 
     return run
 
 
-def restore_positions(votes: Votes, v: Tensor, length: Tensor, coupling: Tensor) -> Routed:
+def restore_positions(
+    votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor
+) -> Routed:
     """Outputs of an operator at their positions.
 
     Args:
         votes: that were routed.
+        lead: batch and positions.
         v: poses of the parents, `[batch * positions, j, d]`.
         length: their lengths, `[batch * positions, j]`.
         coupling: `[batch * positions, i, j]`; couplings of absent children become 0.
     """
-    lead = votes.activation.shape[:-1]  # batch and positions
     v = v.unflatten(0, lead)
     length = length.unflatten(0, lead)
     if not votes.context.needs_coupling:

@@ -6,9 +6,10 @@ kernels are in `_triton_passes.py`, which needs Triton and is imported at the fi
 there.
 """
 
+import math
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,16 +99,14 @@ def obstacle(votes: Any) -> str | None:
     if not is_gpu and not (device.type == "cpu" and _is_interpreting()):
         return f"weight is on {device}, not on a GPU"
 
+    dtypes = (torch.float32, *HALF_PRECISION)
+    reason = device_mismatch(vote_operands(votes), device)
+    reason = reason or wrong_dtype("weight", weight, dtypes)
+    reason = reason or wrong_dtype("pose", votes.children.pose, dtypes)
     sizes = {"dim": (votes.dim, MAX_DIM), "in_dim": (weight.shape[2], MAX_IN_DIM)}
     for name, (size, limit) in sizes.items():
         if size > limit:
-            return f"{name} is {size}; the GPU kernels take at most {limit}"
-    dtypes = (torch.float32, *HALF_PRECISION)
-    reason = (
-        device_mismatch(vote_operands(votes), device)
-        or wrong_dtype("weight", weight, dtypes)
-        or wrong_dtype("pose", votes.children.pose, dtypes)
-    )
+            reason = reason or f"{name} is {size}; the GPU kernels take at most {limit}"
     if reason is None and is_gpu:
         reason = missing_hardware(device, (votes.autocast_dtype, weight.dtype, votes.pose.dtype))
     return reason
@@ -164,8 +163,8 @@ class _TritonPasses(Passes):
 
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
-        self.pose = clamp_finite(problem.pose, gradient_limit).contiguous()
-        self.weight = clamp_finite(weight, gradient_limit).contiguous()
+        self.pose = clamp_finite(problem.pose.detach(), gradient_limit).contiguous()
+        self.weight = clamp_finite(weight.detach(), gradient_limit).contiguous()
         dim, in_dim = weight.shape[2:]
         self.tile = choose_tile(dim, in_dim)
         self.mode = product_mode(self.pose.dtype, weight.dtype)
@@ -176,6 +175,9 @@ class _TritonPasses(Passes):
         if backward:
             self.grad_pose = torch.zeros_like(self.pose, dtype=torch.float32)
             self.grad_weight: Tensor = torch.zeros_like(self.weight, dtype=torch.float32)
+
+    def blocks(self) -> Iterator[slice]:
+        yield slice(None)
 
     def weighted_sums(self, V: Tensor | None) -> Tensor:
         self.agreements = None if V is None else self._agreements(V)
@@ -192,8 +194,13 @@ class _TritonPasses(Passes):
     ) -> Tensor | None:
         """Adds the pass's part to the gradients of poses and weights, in float32."""
         agreements = None
-        if V is not None:
-            agreements = self._agreements(V, None if self.detach else grad_s, grad_coupling)
+        if V is not None and self.detach:
+            agreements = self._agreements(V)
+        elif V is not None:
+            by_parent = None
+            if grad_coupling is not None:
+                by_parent = grad_coupling.permute(2, 0, 1).contiguous()
+            agreements = self._agreements(V, grad_s, by_parent)
 
         vectors = (grad_s if V is None else V, grad_s, *(agreements or (grad_s, grad_s)))
         options = {"uniform": self.uniform, "FACTOR": _factor(agreements)}
@@ -230,7 +237,7 @@ class _TritonPasses(Passes):
         Args:
             V: sum of the parents of the passes before, `[b, j, d]`.
             grad_s: dL/ds `[b, j, d]`, or None.
-            grad_coupling: gradient of the couplings themselves, `[b, i, j]`, or None.
+            grad_coupling: gradient of the couplings themselves, `[j, b, i]`, or None.
         """
         batch = len(self.pose)
         children, parents = self.weight.shape[:2]
@@ -244,7 +251,7 @@ class _TritonPasses(Passes):
             self.weight,
             V,
             V if grad_s is None else grad_s,
-            V if grad_coupling is None else grad_coupling.permute(2, 0, 1).contiguous(),
+            V if grad_coupling is None else grad_coupling,
             logits,
             stats,
             LEAKY=self.leaky,
@@ -293,7 +300,7 @@ class _TritonPasses(Passes):
 
     def _launch_on_parents(self, kernel: str, s: Tensor, *tensors: Tensor, **options: Any) -> None:
         """Run a kernel on vectors of parents `[..., b, j, d]`."""
-        batch = s.shape[:-2].numel()
+        batch = math.prod(s.shape[:-2])
         grid = (-(-batch // self.tile.BLOCK_B), s.shape[-2])
         self._run(kernel, grid, s, *tensors, batch=batch, **options)
 

@@ -49,6 +49,9 @@ from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.kernels._compile import compiled, compiled_loop, compiled_sum, exp
 from torchcaps.kernels.lanes import LANES, keep_compiled
 
+# Squared distance of a mean from the center, in variances, beyond which sums of squares lose
+# digits.
+FAR = 1.0
 # Children that are summed before their sum is added to the total: a single one is so much smaller
 # than the total of many that it would lose digits.
 PART = 32
@@ -206,6 +209,7 @@ def update_state(layer, t, j, center, first_moment, second_moment, total, state)
     zero = number(0)
     var_min = number(VAR_MIN)
     epsilon = number(EPSILON)
+    far = number(FAR)
     is_far = False
     stats[MASS] = total
     stats[LOG_VAR] = 0
@@ -218,8 +222,7 @@ def update_state(layer, t, j, center, first_moment, second_moment, total, state)
             squares = second_moment[h, n] - two * offset * first_moment[h, n]
             squares += offset * offset * total[n]
             variance[h, n] = max(squares * inverse, zero)
-            # Beyond a standard deviation, sums of squares lose digits.
-            is_far |= offset * offset > variance[h, n] + var_min
+            is_far |= offset * offset > far * (variance[h, n] + var_min)
             stats[LOG_VAR, n] += math.log(variance[h, n] + var_min)
     for n in range(LANES):
         cost = (layer.beta_u[parent_type] + half * stats[LOG_VAR, n]) * total[n]
@@ -232,6 +235,7 @@ def e_step(layer, g, state, R):
     """E-step: writes R from the state after the iteration before."""
     parents = len(R)
     number = R.dtype.type
+    one = number(1)
     half = number(0.5)
     var_min = number(VAR_MIN)
     # log a_j + log N(V; mean, variance) is a polynomial of d = V - mean, without a linear term.
@@ -253,7 +257,7 @@ def e_step(layer, g, state, R):
             constant[n] = constants[j, n] - common[n]
         for h in range(len(square)):
             for n in range(LANES):
-                square[h, n] = -half / (state.variance[j, h, n] + var_min)
+                square[h, n] = -half * (one / (state.variance[j, h, n] + var_min))
         sum_quadratics(layer, g, j, state.mean[j], linear, square, constant, R[j])
     softmax(layer, R)
 
@@ -323,7 +327,7 @@ def backward_pass(first, last, layer, states, grad_mean, grad_logit, grad_coupli
     slope = np.zeros_like(intercept)
     grad_variance = np.empty((parents, dim, LANES), mean.dtype)
     for g in range(first, last):
-        center = mean[g, -1]
+        center = mean[g, iterations - 1]
         grad_states = State(grad_mean[g], grad_variance, grad_logit[g])
         grad_variance[:] = 0
         gradients.betas[g] = 0

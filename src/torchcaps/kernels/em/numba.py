@@ -15,7 +15,8 @@ window, j parents of a window, h dimensions of a vote. Poses are matrices [row, 
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +30,10 @@ from torchcaps.functional.votes import ProductVotes
 from torchcaps.kernels.dynamic.passes import restore_positions
 from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
-from torchcaps.kernels.operator import Needed, Outputs, define_operator
+from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
 from torchcaps.kernels.support import (
+    HAS_NUMBA,
     NO_NUMBA,
     competes_apart,
     device_mismatch,
@@ -60,7 +62,7 @@ class Problem(NamedTuple):
         activation: `[b, y, x, n]`.
         weight: `[i, j, inner, outer]`.
         beta_u, beta_a: `[j]`.
-        shift: `[1 or i, 1 or j, h]` or `[j, h]`, or None.
+        shift: `[1 or i, 1 or j, h]`, or None.
         kernel, stride, convention: of the windows; see `ConvField`.
         temperatures: inverse temperature of each iteration.
         want_coupling: whether to return the last coupling.
@@ -107,7 +109,7 @@ class Problem(NamedTuple):
             shift=None if self.shift is None else clamp_magnitude(self.shift, vote_limit),
         )
 
-    def empty_outputs(self) -> Outputs:
+    def empty_outputs(self) -> tuple[Tensor, ...]:
         """Empty outputs, and the state after every iteration by group; see `_loops.py`.
 
         They are mean, activation and coupling; means, variances and stats.
@@ -130,7 +132,7 @@ class Problem(NamedTuple):
         )
         return (*map(self.weight.new_empty, sizes), stats)
 
-    def forward(self) -> Outputs:
+    def forward(self) -> tuple[Tensor, ...]:
         """The outputs and the states."""
         mean, activation, coupling, means, variances, stats = self.empty_outputs()
         batch = len(mean)
@@ -141,11 +143,14 @@ class Problem(NamedTuple):
         mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
         logit = by_sample(stats[:, -1, :, LOGIT], batch)
         activation.copy_(logit.sigmoid().view_as(activation))
-        by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
-        coupling.copy_(by_parent.mT)
+        if self.want_coupling:
+            by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
+            coupling.copy_(by_parent.transpose(-1, -2))
         return mean, activation, coupling, means, variances, stats
 
-    def backward(self, saved: Outputs, grads: Outputs, _needed: Needed) -> Outputs:
+    def backward(
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    ) -> Sequence[Tensor]:
         """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
         means, _, stats = saved
         grad_mean, grad_activation, grad_coupling = grads
@@ -157,11 +162,12 @@ class Problem(NamedTuple):
         # d sigmoid(x) / dx = sigmoid(x) (1 - sigmoid(x))
         activation = stats[:, -1, :, LOGIT].to(means.dtype).sigmoid()
         grad_logit = by_lane(grad_activation.flatten(1)) * activation * (1 - activation)
+        num_shifts = 0 if self.shift is None else groups
         gradients = (
             means.new_zeros(groups, num_places, self.pose.shape[-1], LANES),
             means.new_zeros(groups, num_places, LANES),  # of activations
             means.new_empty(groups, parents, children, inner, outer),
-            means.new_empty(0 if self.shift is None else groups, parents, children, self.dim),
+            means.new_empty(num_shifts, parents, children, self.dim),
             means.new_empty(groups, parents, 2, LANES),  # of beta_u and beta_a
         )
         _run_loop(
@@ -170,7 +176,7 @@ class Problem(NamedTuple):
             tuple(saved),
             by_lane(grad_mean.flatten(1, 3)),
             grad_logit,
-            by_lane(grad_coupling.mT.flatten(1, 3)),
+            by_lane(grad_coupling.transpose(-1, -2).flatten(1, 3)),
             gradients,
         )
         grad_pose, grad_child, grad_weight, grad_shift, grad_betas = gradients
@@ -184,7 +190,7 @@ class Problem(NamedTuple):
             grad_shift.sum(dim=0).transpose(0, 1),
         )
 
-    def reference(self) -> Outputs:
+    def reference(self) -> tuple[Tensor, ...]:
         """The outputs in torch operations, all votes stored."""
         votes = ProductVotes(
             Capsules(self.pose, self.activation), self.field, self.weight, self.shift
@@ -200,13 +206,17 @@ class Problem(NamedTuple):
 
 def obstacle(votes: Any) -> str | None:
     """Why the compiled loops cannot route these votes."""
-    if not isinstance(votes, ProductVotes):
-        return "the votes are given, not made of poses and matrices"
+    reason = None if HAS_NUMBA else NO_NUMBA
+    reason = reason or needs_reference(votes)
+    reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
+    if reason is None and not isinstance(votes, ProductVotes):
+        reason = "the votes are given, not made of poses and matrices"
+    if reason := reason or competes_apart(votes.field):
+        return reason
     num_products = votes.children.pose.shape[-1] * votes.weight.shape[-1]
     if num_products > MAX_PRODUCTS:
         return f"a vote takes {num_products} products; the compiled loops take {MAX_PRODUCTS}"
-    reason = NO_NUMBA or needs_reference(votes) or competes_apart(votes.field)
-    return reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
+    return None
 
 
 def drawback(votes: Any) -> str | None:
@@ -238,41 +248,47 @@ def run(
         temperatures: inverse temperature of each iteration.
     """
     weight = full_precision(votes.matrices)
-    as_parameter = partial(torch.as_tensor, dtype=weight.dtype, device=weight.device)
+    lead = votes.activation.shape[:-1]  # batch and positions of the parents
     field = padded_windows(votes.field)
     if field is None:
         # Children at the positions of their parents: each position is a map of one place.
         field = ConvField(1, 1, 1, convention=votes.field.convention)
-        pose = votes.pose.flatten(0, -3)[:, None, None]
-        activation = votes.activation.flatten(0, -2)[:, None, None]
+        pose = votes.pose.flatten(0, len(lead) - 1)[:, None, None]
+        activation = votes.activation.flatten(0, len(lead) - 1)[:, None, None]
     else:
         pose = votes.field.pad(votes.children.pose)
         activation = votes.field.pad(votes.children.activation)
 
-    shift = None
-    for term in (votes.shift, votes.bias):
-        if term is not None:
-            term = term.to(weight.dtype)
-            shift = term if shift is None else shift + term
+    shift = None if votes.shift is None else full_precision(votes.shift)
+    if votes.bias is not None:
+        bias = full_precision(votes.bias).unsqueeze(0)
+        shift = bias if shift is None else shift + bias
+    beta_u = torch.as_tensor(beta_u, dtype=weight.dtype, device=weight.device)
+    beta_a = torch.as_tensor(beta_a, dtype=weight.dtype, device=weight.device)
     problem = Problem(
         pose=pose.to(weight.dtype),
         activation=activation.to(weight.dtype),
         weight=weight,
-        beta_u=as_parameter(beta_u).expand(votes.parents),
-        beta_a=as_parameter(beta_a).expand(votes.parents),
-        shift=shift,
+        beta_u=beta_u.expand(votes.parents),
+        beta_a=beta_a.expand(votes.parents),
+        shift=None if shift is None else shift.to(weight.dtype),
         kernel=field.kernel,
         stride=field.stride,
         convention=field.convention,
         temperatures=temperatures,
         want_coupling=votes.context.needs_coupling,
     )
-    mean, parent_activation, coupling = (x.flatten(0, 2) for x in _em_routing(problem)[:3])
-    return restore_positions(votes, mean, parent_activation, coupling)
+    mean, parent_activation, coupling = _em_routing(problem)[:3]
+    return restore_positions(
+        votes, lead, mean.flatten(0, 2), parent_activation.flatten(0, 2), coupling.flatten(0, 2)
+    )
 
 
-# The states are saved: means, variances and stats.
-_em_routing = define_operator("em_routing_numba", Problem, num_saved=3)
+_em_routing = define_operator(
+    "em_routing_numba",
+    Problem,
+    num_saved=3,  # the states: means, variances and stats
+)
 
 
 def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
@@ -290,16 +306,17 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
     children, parents, inner, outer = problem.weight.shape
     place, competition = _competitions(problem.field, problem.pose.shape[3], parents)
     zeros = problem.weight.new_zeros(1, *problem.field.positions, children, parents)
-    coupling = problem.field.initial_coupling(zeros)[0].mT
+    coupling = problem.field.initial_coupling(zeros)[0]
+    first_coupling = coupling.transpose(-1, -2).flatten(0, 2)  # [w * j, i]
     shift = problem.shift
     if shift is None:
         shift = problem.weight.new_zeros(1, 1, problem.dim)
-    layer = _loops.Layer(
+    operands = (
         ((0,) * problem.rows, (0,) * inner, (0,) * outer),  # sizes
         int(competition.max()) + 1,  # num_competitions
         place,
         competition,
-        coupling.flatten(0, 2),  # [w * j, i]
+        first_coupling,
         by_lane(problem.pose.flatten(1, 3)),
         by_lane(problem.activation.flatten(1)),
         problem.weight.transpose(0, 1),
@@ -308,11 +325,12 @@ def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
         problem.beta_a,
         problem.weight.new_tensor(problem.temperatures),
     )
+    layer = _loops.Layer._make(as_arrays(operands))
     states, *arrays = as_arrays(arguments)
     if name == "backward_pass":
         arrays[-1] = _loops.Gradients._make(arrays[-1])
     states = _loops.State._make(states)
-    parallel_for(getattr(_loops, name), len(states.mean), as_arrays(layer), states, *arrays)
+    parallel_for(getattr(_loops, name), len(states.mean), layer, states, *arrays)
 
 
 @lru_cache(maxsize=16)
@@ -331,7 +349,7 @@ def _competitions(field: ConvField, types: int, parents: int) -> tuple[Tensor, T
     places = field.gather(places.view(1, field.height, field.width, types))
     place = places[0].flatten(0, 1).repeat_interleave(parents, dim=0)
     pairs = torch.arange(place.numel(), dtype=torch.float64)
-    pairs = pairs.view(1, *field.positions, parents, -1).mT
+    pairs = pairs.view(1, *field.positions, parents, -1).transpose(-1, -2)
     last = field.reduce_competing(pairs, Tensor.amax).expand_as(pairs)
     _, competition = last.unique(return_inverse=True)
-    return place, competition[0].mT.flatten(0, 2)
+    return place, competition[0].transpose(-1, -2).flatten(0, 2)

@@ -13,6 +13,7 @@ Letters: b batch, i children, j parents, d dimensions of a vote, p positions, al
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,9 +27,9 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.lanes import POSITIONS, as_arrays, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude
-from torchcaps.kernels.operator import Grads, Needed, Outputs, define_operator
+from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import fast_path
-from torchcaps.kernels.support import NO_NUMBA, device_mismatch, needs_reference
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
 
 # Numbers in all votes below which the loops gain less time than their compilation takes.
@@ -53,19 +54,21 @@ class Problem(NamedTuple):
     iterations: int
     want_coupling: bool
 
-    def empty_outputs(self) -> Outputs:
+    def empty_outputs(self) -> tuple[Tensor, ...]:
         """Empty outputs: v, length and coupling."""
         b, i, j, d, p = self.votes.shape
         sizes = ((b, j, d, p), (b, j, p), (b if self.want_coupling else 0, i, j, p))
         return tuple(map(self.votes.new_empty, sizes))
 
-    def forward(self) -> Outputs:
+    def forward(self) -> tuple[Tensor, ...]:
         """v, length and coupling."""
         outputs = self.empty_outputs()
         _run_loop("forward_pass", self, *outputs)
         return outputs
 
-    def backward(self, _saved: Outputs, grads: Outputs, _needed: Needed) -> Grads:
+    def backward(
+        self, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
         """Gradients of the votes and the bias."""
         votes = self.votes
         grad_votes = torch.empty_like(votes, memory_format=torch.contiguous_format)
@@ -76,7 +79,7 @@ class Problem(NamedTuple):
             return grad_votes, None
         return grad_votes, grad_bias.sum(dim=0)
 
-    def reference(self) -> Outputs:
+    def reference(self) -> tuple[Tensor, ...]:
         """The outputs in torch operations: each position is routed by itself."""
         votes = self.votes.movedim(-1, 1)  # [b, p, i, j, d]
         routed: Any = dynamic_routing(votes, self.iterations, bias=self.bias)
@@ -90,10 +93,11 @@ def obstacle(votes: Votes) -> str | None:
     """Why the compiled loops cannot take these votes."""
     if not isinstance(votes, MapVotes):
         return "the votes are no maps"
-    if not votes.field.local:
-        return "parents at different positions compete"
+    reason = None if HAS_NUMBA else NO_NUMBA
+    reason = reason or needs_reference(votes)
+    if reason is None and not votes.field.local:
+        reason = "parents at different positions compete"
     operands = {"pose": votes.children.pose, "bias": votes.bias}
-    reason = NO_NUMBA or needs_reference(votes)
     return reason or device_mismatch(operands, torch.device("cpu"))
 
 
@@ -126,14 +130,18 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
         last iteration `[b, *positions, i, j]`, or None if they are not needed.
     """
     needs_coupling = votes.context.needs_coupling
-    # [b, i, j, d, *positions], which `_run_loop` clamps.
-    maps = votes.bind(replace(votes.context, clamp=False)).maps()
+    without_clamp = replace(votes.context, clamp=False)  # `_run_loop` clamps
+    maps = votes.bind(without_clamp).maps()  # [b, i, j, d, *positions]
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     problem = Problem(maps.flatten(4), bias, iterations, needs_coupling)
-    pose, activation, coupling = (
-        spatial_first(x.unflatten(-1, maps.shape[4:])) for x in _map_routing(problem)
-    )
-    return Routed(pose, activation, coupling if needs_coupling else None)
+    v, length, coupling = _map_routing(problem)
+
+    positions = maps.shape[4:]
+    pose = spatial_first(v.unflatten(-1, positions))
+    activation = spatial_first(length.unflatten(-1, positions))
+    if not needs_coupling:
+        return Routed(pose, activation, None)
+    return Routed(pose, activation, spatial_first(coupling.unflatten(-1, positions)))
 
 
 _map_routing = define_operator("map_routing_numba", Problem)
@@ -145,7 +153,7 @@ def _count_groups(problem: Problem) -> int:
     return len(votes) * math.ceil(votes.shape[-1] / POSITIONS)
 
 
-def _run_loop(name: str, problem: Problem, *arguments: Tensor | Outputs) -> None:
+def _run_loop(name: str, problem: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
     """Run a loop of `_loops.py` on all groups, by as many threads as torch uses.
 
     Args:
