@@ -34,19 +34,21 @@ STOPPING = "stopping after this step; the state will be saved"
 NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
 # What stands for a character that the encoding of the terminal lacks; others are escaped.
-SUBSTITUTES = {
-    "±": "+-",
-    "×": "x",
-    "…": "...",
-    "→": "->",
-    "°": " deg",
-    "²": "^2",
-    "−": "-",
-    "–": "-",
-    "·": "-",
-    "✓": "+",
-    "✗": "-",
-}
+SUBSTITUTES = str.maketrans(
+    {
+        "±": "+-",
+        "×": "x",
+        "…": "...",
+        "→": "->",
+        "°": " deg",
+        "²": "^2",
+        "−": "-",
+        "–": "-",
+        "·": "-",
+        "✓": "+",
+        "✗": "-",
+    }
+)
 LOSSY = "torchcaps.lossy"  # the name of `substitute` among the error handlers of codecs
 
 
@@ -57,10 +59,8 @@ class UsageError(ValueError):
 def substitute(error: UnicodeError) -> tuple[str, int]:
     """What is printed in place of characters that an encoding lacks, and where to go on."""
     assert isinstance(error, UnicodeEncodeError)
-    texts = []
-    for character in error.object[error.start : error.end]:
-        texts.append(SUBSTITUTES.get(character, ascii(character)[1:-1]))
-    return "".join(texts), error.end
+    text = error.object[error.start : error.end].translate(SUBSTITUTES)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
 
 
 codecs.register_error(LOSSY, substitute)
@@ -148,7 +148,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             justify="right" if all(map(NUMBER.match, cells)) else "left",
             no_wrap=not can_fit or index != wrapped,
         )
-    for row in list(zip(*columns, strict=True))[1:]:
+    _, *body = zip(*columns, strict=True)
+    for row in body:
         table.add_row(*map(Text, row))
     console = Console(width=LINE_WIDTH if can_fit else full_width, color_system=None)
     with console.capture() as capture:

@@ -42,14 +42,8 @@ SYNONYMS = {
     "--num-workers": "--workers",
     "--wd": "--weight-decay",
 }
-WITHOUT_THREADS = (
-    "models",
-    "recipes",
-    "data",
-    "import",
-    "doctor",
-    "check",
-)  # commands that compute nothing
+# Commands that compute nothing.
+WITHOUT_THREADS = ("models", "recipes", "data", "import", "doctor", "check")
 HELP_COLUMN = 28  # of the descriptions of flags
 
 
@@ -135,8 +129,7 @@ def list_settings(is_short: bool) -> dict[str, Flag]:
     from torchcaps.data.augment import ordered_augmentations
     from torchcaps.settings import known_settings
 
-    augmentations = ordered_augmentations()
-    switches = {name for augmentation in augmentations for name in augmentation.switches}
+    switches = {name for change in ordered_augmentations() for name in change.switches}
     flags = {}
     for name, setting in known_settings().items():
         if name in WITHOUT_FLAG:
@@ -164,12 +157,8 @@ def forms_of(hint: Any) -> dict[str, Callable[[str], Any]]:
     The forms are written as in the help: `INT`; `INTxINT`; or the choices, as `auto|fp32`. A
     function raises ValueError for a word of another form.
     """
-    forms = {}
-    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        if kind is not NoneType:
-            text, read = _form_of(kind)
-            forms[text] = read
-    return forms
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return dict(_form_of(kind) for kind in kinds if kind is not NoneType)
 
 
 def _name_of(kind: type) -> str:
@@ -368,8 +357,7 @@ def _add_argument(parser: _Parser, key: str, flag: Flag, is_short: bool) -> argp
         options["help"] += f" (default: {flag.default})".replace("%", "%%")
     if flag.is_rare and is_short:
         options["help"] = argparse.SUPPRESS
-    option = f"--{flag.name or name}".replace("_", "-")
-    return parser.add_argument(option, dest=key, **options)
+    return parser.add_argument(f"--{flag.name or name}".replace("_", "-"), dest=key, **options)
 
 
 def list_arguments(target: Any, is_short: bool) -> dict[str, Flag]:
@@ -405,12 +393,8 @@ def _read_docstring(documented: Any) -> tuple[str, dict[str, str]]:
     """The text of a docstring, and what it says about arguments or attributes, by name."""
     docstring = inspect.getdoc(documented) or ""
     text, *sections = re.split(r"\n\n(?:Args|Attributes):\n", docstring)
-    descriptions = {}
-    for name, description in re.findall(
-        r"^    (\w+): (.*(?:\n {8}.*)*)", "\n".join(sections), re.M
-    ):
-        descriptions[name] = " ".join(description.split())
-    return text, descriptions
+    items = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", "\n".join(sections), re.M)
+    return text, {name: " ".join(description.split()) for name, description in items}
 
 
 def _normalize(word: str) -> str:

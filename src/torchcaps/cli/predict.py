@@ -99,8 +99,7 @@ def predict(
     if work.address and not work.engine:
         raise UsageError("--address: expected --engine ray too")
     run, inputs = _split_paths(paths)
-    names = [name for name, choice in vars(results).items() if choice]
-    flags = [f"--{name.replace('_', '-')}" for name in names]
+    flags = [f"--{name}".replace("_", "-") for name, choice in vars(results).items() if choice]
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size
@@ -205,14 +204,8 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         def write(row: Row) -> None:
             cells = columns(row, top_k)
             if not table:
-                table.append([])
-                for name in cells:
-                    table[-1].append(HEADS.get(name, name.replace("_", " ")))
-            table.append([])
-            for cell in cells.values():
-                is_number = isinstance(cell, float)
-                text = "" if cell is None else " ".join(str(cell).split())
-                table[-1].append(f"{cell:.3f}" if is_number else text)
+                table.append([HEADS.get(name, name.replace("_", " ")) for name in cells])
+            table.append(list(map(_as_text, cells.values())))
             if len(table) > SCREEN:
                 print_table(table)
                 table.clear()
@@ -220,3 +213,9 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         yield write
         if table:
             print_table(table)
+
+
+def _as_text(cell: Any) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.3f}"
+    return "" if cell is None else " ".join(str(cell).split())

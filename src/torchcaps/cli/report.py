@@ -431,9 +431,10 @@ def export(
         exported = tc.export(
             run, output, format=format, half=half, int8=int8, opset=opset, root=root
         )
-    rows = [["figure", "value"]]
-    for name, figure in exported.to_dict().items():
-        rows.append([name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)])
+    document = exported.to_dict()
+    rows = [("figure", "value")]
+    for name, figure in document.items():
+        rows.append((name, f"{figure:.3g}" if isinstance(figure, float) else str(figure)))
     if push is not None:
         note(f"uploaded to {tc.exporting.push(exported.path, push, private=private)}")
-    show(json, exported.to_dict(), rows)
+    show(json, document, rows)

@@ -110,14 +110,16 @@ def train(
     if resume and not has_folds:
         run = tc.training.Run(folder)
         before = run.config
-        changes = {"model": config.model.name, "model_options": before.model.options | options}
-        changes = {**settings, **changes}
+        model_options = before.model.options | options
+        changes = {**settings, "model": config.model.name, "model_options": model_options}
         with usage():
             tc.training.run.resumed_config(before, changes, tc.training.run.is_complete(run))
         former = run.environment.get("threads")
         if threads is not None and former not in (None, threads):
-            cost = "it will not end with the same bits"
-            note(f"--threads: the run was started with {former}; with {threads} {cost}")
+            note(
+                f"--threads: the run was started with {former}; with {threads} it will not end "
+                "with the same bits"
+            )
     if has_folds:
         with hinted([folder / "fold-1"]):
             _train(config, folder, resume, partial(tc.cross_validate, started=note, **settings))
@@ -223,8 +225,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool, training: Any) -> No
         resume: continue what is in the folder.
         training: `train` or `cross_validate`.
     """
-    output = shlex.quote(str(folder))
-    command = f"torchcaps train {config.model.name} --output {output} --resume"
+    command = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume"
     if config.data.folds is not None and config.data.fold is None:
         command += f" --folds {config.data.folds}"
     with stoppable(f"continue with: {command}{plugins.flags()}") as callbacks:

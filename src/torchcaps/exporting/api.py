@@ -15,8 +15,7 @@ from torchcaps.errors import ArgumentError, ExportError, counted
 from torchcaps.exporting.formats import EXPORT_FORMATS, Answer, Subject
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.reporting import open_task
-from torchcaps.reporting.api import ModelOrRun
-from torchcaps.reporting.prediction import load_model
+from torchcaps.reporting.prediction import ModelOrRun, load_model
 from torchcaps.training.files import atomic, files_of, make_folder
 from torchcaps.training.run import is_run
 from torchcaps.types import Json, StrPath, model_metadata, spec_of
@@ -133,7 +132,7 @@ def export(
     for option, value in {"opset": opset, "half": half, "int8": int8}.items():
         if value and option not in EXPORT_FORMATS.fact(name):
             raise ArgumentError(option, f"the format {name} has none")
-    model = deepcopy(load_model(model_or_run, "auto")).cpu().float().eval()
+    model = deepcopy(load_model(model_or_run)).cpu().float().eval()
     images, source = _check_images(model_or_run, model, root)
     is_exact = half_limit is None and not int8
     stored = model if is_exact else StoredWeights(model, half_limit, int8).eval()
@@ -146,8 +145,7 @@ def export(
         changed = sum(int((a.argmax(1) != b.argmax(1)).sum()) for a, b in pairs)
     weights = " and ".join(["int8"] * int8 + ["float16"] * (half_limit is not None)) or "float32"
     batches = tuple(sorted(set(map(len, images))))
-    metadata = _describe(model)
-    metadata |= {"weights": weights, "loss": loss, "changed": changed}
+    metadata = _describe(model) | {"weights": weights, "loss": loss, "changed": changed}
     metadata["checked"] = {"images": source, "batches": batches}
     make_folder(path.parent)
     with atomic(path) as partial:
@@ -190,8 +188,7 @@ def _check_images(
         images = data.float_images(spread)
         source = f"{counted(len(images), 'test image')} of {data.name}"
     else:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.rand(sum(sizes), *shape, generator=generator)
+        images = torch.rand(sum(sizes), *shape, generator=torch.Generator().manual_seed(0))
         source = f"{len(images)} random images, seed 0"
     # Where there are fewer images they are taken again, so that all sizes of batches occur.
     indices = torch.arange(sum(sizes)) % len(images)

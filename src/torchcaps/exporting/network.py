@@ -25,9 +25,9 @@ from torchcaps.nn import (
     FullyConnectedDecoder,
     PrimaryCaps,
     SelfAttentionRouting,
+    UniformRouting,
 )
 from torchcaps.nn.primary import WholeMapConv2d
-from torchcaps.nn.routers import UniformRouting
 from torchcaps.types import model_metadata
 
 CARRIED = "capsnet, capsnet_small and efficient_capsnet, of any size"
@@ -56,7 +56,7 @@ class Network:
         """The place of a tensor, which is kept; None for none."""
         if tensor is None:
             return None
-        self.tensors.append(tensor.detach().float().cpu().contiguous())
+        self.tensors.append(tensor.detach().float().cpu())
         return len(self.tensors) - 1
 
     @torch.inference_mode()
@@ -71,9 +71,10 @@ class Network:
         """
         x = images
         for layer in self.layers:
-            parts = {}
-            for key in layer.keys() & {"weight", "bias", "factor", "shift", "prior"}:
-                parts[key] = None if layer[key] is None else self.tensors[layer[key]]
+            parts = {
+                key: None if layer[key] is None else self.tensors[layer[key]]
+                for key in layer.keys() & {"weight", "bias", "factor", "shift", "prior"}
+            }
             x = _apply(x, layer | parts)
         return x
 
@@ -93,11 +94,9 @@ def describe_network(model: nn.Module) -> Network:
     network = Network()
     modules: list[nn.Module]
     if type(model) is CapsNet and not model.standardized:
-        modules = [model.conv, nn.ReLU(), model.primary]
-        modules.extend([] if model.between is None else model.between)
+        modules = [model.conv, nn.ReLU(), model.primary, *(model.between or ())]
     elif type(model) is EfficientCapsNet:
-        modules = list(model.stem)
-        modules.append(model.primary)
+        modules = [*model.stem, model.primary]
     else:
         raise _refusal(model_metadata(model).name or type(model).__name__)
     modules.append(model.class_capsules)
@@ -111,8 +110,8 @@ def describe_network(model: nn.Module) -> Network:
         network.draw_shape = tuple(model.decoder.image_shape)
         for module in model.decoder.layers:
             if isinstance(module, nn.Linear):
-                weight, bias = network.keep(module.weight), network.keep(module.bias)
-                network.decoder.append({"weight": weight, "bias": bias})
+                layer = {"weight": network.keep(module.weight), "bias": network.keep(module.bias)}
+                network.decoder.append(layer)
     return network
 
 
@@ -128,12 +127,13 @@ def describe_module(network: Network, module: Any) -> list[Layer]:
         group = {"op": "group", "dim": module.dim, "by": module.grouping, "squash": "squash"}
         return [*describe_module(network, module.conv), group]
     if kind is WholeMapConv2d:
-        weight = keep(module.weight[:, 0])
-        layer: Layer = {"op": "weigh", "weight": weight, "bias": keep(module.bias)}
-        return [layer, {"op": "group", "dim": PRIMARY_DIM, "by": "flat", "squash": "steep"}]
+        return [
+            {"op": "weigh", "weight": keep(module.weight[:, 0]), "bias": keep(module.bias)},
+            {"op": "group", "dim": PRIMARY_DIM, "by": "flat", "squash": "steep"},
+        ]
     if isinstance(module, nn.Conv2d):
-        layer = {"op": "convolve", "weight": keep(module.weight), "bias": keep(module.bias)}
-        return [layer | {"stride": module.stride, "padding": module.padding}]
+        layer: Layer = {"op": "convolve", "stride": module.stride, "padding": module.padding}
+        return [layer | {"weight": keep(module.weight), "bias": keep(module.bias)}]
     if kind in (nn.ReLU, nn.LeakyReLU):
         return [{"op": "rectify", "slope": getattr(module, "negative_slope", 0.0)}]
     if kind is nn.BatchNorm2d:
@@ -173,7 +173,7 @@ def _apply(x: Tensor, layer: Layer) -> Tensor:
             features = (x[:, :, :rows, :columns] * layer["weight"]).sum(dim=(2, 3))
             return features if layer["bias"] is None else features + layer["bias"]
         case "group":
-            x = x.permute(0, 2, 3, 1) if layer["by"] == "position" else x
+            x = x.movedim(1, -1) if layer["by"] == "position" else x
             return SQUASHES[layer["squash"]](x.flatten(1).unflatten(1, (-1, layer["dim"]))).pose
     votes = torch.einsum("ijdk,bik->bijd", layer["weight"], x)
     if layer["router"] == "dynamic":

@@ -24,7 +24,7 @@ from torchcaps.evaluation import iteration_dynamics, pose_axes
 from torchcaps.evaluation.base import evaluating, image_activations
 from torchcaps.evaluation.routing.coupling_maps import places_of
 from torchcaps.evaluation.routing.layers import children_of
-from torchcaps.exporting.formats import Answer, Subject, register_export_format
+from torchcaps.exporting.formats import Answer, Subject, answer_of, register_export_format
 from torchcaps.exporting.network import Network, describe_network
 from torchcaps.exporting.weights import StoredWeights
 from torchcaps.functional.geometry import receptive_field
@@ -58,7 +58,7 @@ class Content(NamedTuple):
 
     def keep(self, tensor: Tensor) -> int:
         """The place of an array."""
-        self.arrays.append(np.ascontiguousarray(tensor.numpy()))
+        self.arrays.append(tensor.numpy())
         return len(self.arrays) - 1
 
 
@@ -77,8 +77,7 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Json) -> Conten
     """
     spec = spec_of(model)
     metadata = model_metadata(model)
-    height, width = metadata.preprocess.model_size
-    shape = (metadata.preprocess.in_chans, height, width)
+    shape = (metadata.preprocess.in_chans, *metadata.preprocess.model_size)
     has_poses = spec.pose and not spec.is_dense
     names = list(metadata.classes)
     if has_poses:
@@ -111,10 +110,9 @@ def describe(model: Any, data: Dataset | None, name: str, facts: Json) -> Conten
 def _places(model: nn.Module) -> Json | None:
     """Where the children of the class capsules are: rows and columns, and what each of them sees."""
     preprocess = model_metadata(model).preprocess
-    height, width = preprocess.model_size
     try:
         with evaluating(model), places_of(model) as places, children_of(model) as children:
-            model(torch.zeros(1, preprocess.in_chans, height, width))
+            model(torch.zeros(1, preprocess.in_chans, *preprocess.model_size))
     except ArgumentError:  # no routed layer
         return None
     capsules = places.map_of(list(children.values())[-1])
@@ -181,10 +179,10 @@ def carry(model: Any, data: Dataset | None, name: str, facts: Json) -> Content:
     """
     network = describe_network(model)
     content = describe(model, data, name, facts)
-    places = []
-    for tensor in network.tensors:
-        is_large = tensor.numel() > SMALL
-        places.append(content.keep(tensor.half() if is_large else tensor))
+    places = [
+        content.keep(tensor.half() if tensor.numel() > SMALL else tensor)
+        for tensor in network.tensors
+    ]
     content.head["network"] = {
         "layers": network.layers,
         "decoder": network.decoder,
@@ -245,15 +243,12 @@ def pack(arrays: Sequence[np.ndarray]) -> tuple[list[Json], str]:
         Kind, shape and first byte of each array; and the bytes, compressed, in base64.
     """
     table = []
-    parts = []
-    at = 0
+    content = b""
     for array in arrays:
-        planes = array.reshape(-1, 1).view(np.uint8).T.tobytes()
         kind = {2: "half", 4: "float", 1: "byte"}[array.itemsize]
-        table.append({"kind": kind, "shape": array.shape, "at": at})
-        parts.append(planes)
-        at += len(planes)
-    return table, base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
+        table.append({"kind": kind, "shape": array.shape, "at": len(content)})
+        content += array.reshape(-1, 1).view(np.uint8).T.tobytes()
+    return table, base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def unpack(table: Sequence[Json], text: str) -> list[np.ndarray]:
@@ -269,8 +264,8 @@ def unpack(table: Sequence[Json], text: str) -> list[np.ndarray]:
     content = zlib.decompress(base64.b64decode(text))
     arrays = []
     for entry in table:
-        dtype = {"half": np.float16, "float": np.float32, "byte": np.uint8}[entry["kind"]]
-        size = np.dtype(dtype).itemsize
+        dtype = np.dtype({"half": "f2", "float": "f4", "byte": "u1"}[entry["kind"]])
+        size = dtype.itemsize
         length = size * int(np.prod(entry["shape"]))
         planes = np.frombuffer(content, np.uint8, length, entry["at"]).reshape(size, -1)
         arrays.append(planes.T.copy().view(dtype).reshape(entry["shape"]))
@@ -295,11 +290,7 @@ def read_page(path: Path) -> Answer:
     stored = head["network"]
     tensors = [torch.from_numpy(arrays[place]).float() for place in stored["tensors"]]
     network = Network(stored["layers"], stored["decoder"], stored["drawn"], tensors)
-
-    def answer(images: np.ndarray) -> np.ndarray:
-        return network.answer(torch.from_numpy(images)).numpy()
-
-    return answer
+    return answer_of(network.answer)
 
 
 @register_export_format(

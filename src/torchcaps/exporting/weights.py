@@ -38,12 +38,11 @@ class StoredWeights(nn.Module):
         if int8 and not capsule_weights:
             raise ArgumentError("int8", "expected a model with layers of capsules, got none")
         smallest = math.inf if half_limit is None else half_limit
-        self._names: dict[str, str] = {}
         weights = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._names = list(weights)
         for name, weight in weights.items():
             weight = weight.detach()
             key = name.replace(".", "/")
-            self._names[name] = key
             if name in capsule_weights:
                 scale = weight.abs().amax(dim=(-2, -1), keepdim=True).clamp(min=1e-30) / HIGHEST
                 weight = (weight / scale).round().to(torch.int8)
@@ -66,7 +65,8 @@ class StoredWeights(nn.Module):
     def _weights(self) -> Tensors:
         """In float32, by their names in the model."""
         weights = {}
-        for name, key in self._names.items():
+        for name in self._names:
+            key = name.replace(".", "/")
             weight = self.get_buffer(key)
             if weight.dtype == torch.int8:
                 scale = self.get_buffer(f"{key}/scale")

@@ -25,13 +25,11 @@ from torchcaps.data.classes import first_labels
 from torchcaps.data.inputs import list_inputs
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, DataError, RunError
-from torchcaps.evaluation import example_indices
 from torchcaps.evaluation.base import EvaluationResult, Progress
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.prediction import ModelOrRun as ModelOrRun, load_model
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, evaluate_task, evenly, task_class
-from torchcaps.training import Run
+from torchcaps.training import Run, TrainConfig
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder, read_header, write_json
 from torchcaps.training.inputs import as_set, expected_target
 from torchcaps.training.run import EVALUATION_FILE, is_run
@@ -98,7 +96,7 @@ def open_task(
             options.setdefault("value_column", own.value_column)
     if isinstance(data, StrPath):
         preprocess = metadata.preprocess
-        sizes = model if preprocess is None else preprocess
+        sizes = preprocess or model
         options |= {"img_size": sizes.img_size, "in_chans": sizes.in_chans, "storage": "auto"}
         with main_first():
             # The test images of a fold are training images of the data set.
@@ -337,7 +335,7 @@ def reconstruct_run(
         decoded.images,
         decoded.predictions if labels is None else labels[indices],
         predictions=decoded.predictions,
-        classes=viz.canvas.drawable(model_metadata(model).classes),
+        classes=model_metadata(model).classes,
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
@@ -371,7 +369,7 @@ def perturb_run(
     from torchcaps import viz
 
     model, originals, labels, names = _choose_examples(run, images, **options)
-    folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
+    folder = Path(output or evaluation_folder(run) / PLOTS)
     classes = viz.canvas.drawable(model_metadata(model).classes)
     unique_name = UniqueNames()
     pictures = []
@@ -423,15 +421,16 @@ def animate_run(
     films = []
     for image in originals:
         paths = evaluation.vote_paths(model, image)
-        film = viz.vote_film(
-            paths.coupling,
-            paths.votes,
-            paths.activation,
-            classes=viz.canvas.drawable(model_metadata(model).classes),
-            image=image,
-            gaussian=paths.agreement,
+        films.append(
+            viz.vote_film(
+                paths.coupling,
+                paths.votes,
+                paths.activation,
+                classes=model_metadata(model).classes,
+                image=image,
+                gaussian=paths.agreement,
+            )
         )
-        films.append(film)
     return save_film(
         chain.from_iterable(films), output or evaluation_folder(run) / PLOTS / "votes.gif"
     )
@@ -503,7 +502,7 @@ def _choose_examples(
         raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
     if test_images is not None:
         labels = first_labels(test_images.labels)
-        indices = example_indices(labels, per_class, seed)
+        indices = evaluation.example_indices(labels, per_class, seed)
         names = [test_images.classes[label] for label in labels[indices].tolist()]
         return model, test_images.float_images(indices), labels[indices], names
     pixels = []

@@ -148,12 +148,17 @@ class EvaluatedRun:
 
 
 @lru_cache(maxsize=1)
-def diagnosis_of(run: EvaluatedRun) -> Diagnosis | str:
-    """What routing does, with and without it on all images; or why that is not known."""
+def diagnosis_of(run: EvaluatedRun) -> Diagnosis | str | None:
+    """What routing does, with and without it on all images; or why that is not known.
+
+    None where it is not asked for, or the model has no class capsules with poses.
+    """
+    if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
+        return None
     if run.is_multilabel:
         return "its measures need one class an image"
     try:
-        diagnosis = diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
+        diagnosis = diagnose(run.model, run.images, count=run.num_diagnosed)
     except ValueError as error:
         return str(error)
     if diagnosis.ablation is None:

@@ -30,13 +30,6 @@ import torchcaps
 from torchcaps import evaluation, words
 from torchcaps.data import Dataset, DiskDataset
 from torchcaps.errors import ArgumentError, check_range, counted
-from torchcaps.evaluation import (
-    Calibration,
-    Evaluation,
-    Reliability,
-    compare_answers,
-    example_indices,
-)
 from torchcaps.evaluation.base import EvaluationResult, Progress, device_of, evaluating
 from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
@@ -51,10 +44,9 @@ from torchcaps.reporting.evaluated import (
     evaluate_run,
     have_same_images,
 )
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks import ReportItem, create_task, evenly
 from torchcaps.templates import Picture, picture, render, strip
-from torchcaps.training import Run
+from torchcaps.training import Run, TrainConfig
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.types import Capsules, Json, StrPath, find_network
 from torchcaps.words import percent
@@ -187,8 +179,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         wrong = answer[~torch.isin(answer, true)]
         cells = []
         for shown in (true, answer):
-            names = dict.fromkeys(run.images.classes[label] for label in shown)
-            cells.append(" + ".join(names))
+            cells.append(" + ".join(dict.fromkeys(run.images.classes[label] for label in shown)))
         for extreme in (activations[row, true].min(), activations[row, wrong].max()):
             cells.append(f"{extreme:.3f}")
         rows.append((*cells, *files[row : row + 1]))
@@ -207,10 +198,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
     if files:
         heads.append("File")
     bars = viz.activation_bars(
-        run.images.float_images(worst),
-        activations,
-        labels,
-        classes=viz.canvas.drawable(run.images.classes),
+        run.images.float_images(worst), activations, labels, classes=run.images.classes
     )
     return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
 
@@ -281,7 +269,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
     classes = run.images.classes
     # Half of the largest number, so that few classes do not fill the figure.
     per_class = max(1, MAX_MAPS // (2 * len(classes)))
-    examples = example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
+    examples = evaluation.example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
     indices = evenly(examples, MAX_MAPS)
     labels = run.labels[indices]
     images = run.images.float_images(indices)
@@ -299,7 +287,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         torch.where(is_right, support.selected, labels.argmax(dim=1)),
         selected=support.selected,
         lengths=support.activations.gather(1, winner).squeeze(1),
-        classes=viz.canvas.drawable(classes),
+        classes=classes,
     )
     num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
@@ -322,9 +310,9 @@ def routing(run: EvaluatedRun) -> Section | None:
 
     Left out where `run.num_diagnosed`, the number of test images to measure it on, is 0.
     """
-    if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
-        return None
     diagnosis = diagnosis_of(run)
+    if diagnosis is None:
+        return None
     if isinstance(diagnosis, str):
         return Section("routing", "Routing", [f"It cannot be measured for this run: {diagnosis}."])
     rows = [(f"{mark} {question}", answer) for mark, question, answer in diagnosis.table().rows]
@@ -335,10 +323,8 @@ def routing(run: EvaluatedRun) -> Section | None:
 @register_section()
 def measures(run: EvaluatedRun) -> Section | None:
     """The statistics behind the section on routing."""
-    if routing(run) is None:
-        return None
     diagnosis = diagnosis_of(run)
-    if isinstance(diagnosis, str):
+    if not isinstance(diagnosis, evaluation.Diagnosis):
         return None
     from torchcaps import viz
 
@@ -405,9 +391,8 @@ def report(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ArgumentError("run", "expected different run folders, got one of them twice")
 
-    runs = {}
-    for name, one in zip(words.unique_suffixes(folders), paths, strict=True):
-        runs[name] = evaluate_run(
+    runs = {
+        name: evaluate_run(
             one,
             root=root,
             device=device,
@@ -415,13 +400,14 @@ def report(
             num_diagnosed=diagnose,
             progress=progress,
         )
+        for name, one in zip(words.unique_suffixes(folders), paths, strict=True)
+    }
     content = render_runs(runs)
-    if path is None:
-        path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
-    make_folder(Path(path).parent)
-    with atomic(Path(path)) as partial:
+    file = Path(path or folders[0] / ("report.html" if len(runs) == 1 else "comparison.html"))
+    make_folder(file.parent)
+    with atomic(file) as partial:
         partial.write_text(content, encoding="utf-8")
-    return Path(path)
+    return file
 
 
 def render_runs(runs: Mapping[str, EvaluatedRun]) -> str:
@@ -466,7 +452,7 @@ def _describe_one(run: EvaluatedRun) -> Json:
     )
     return {
         "run": run,
-        "recorded": recorded if isinstance(recorded, Evaluation) else None,
+        "recorded": recorded if isinstance(recorded, evaluation.Evaluation) else None,
         "binomtest": binomtest,
         "above": above,
         "below": [part for part in parts if part not in above],
@@ -486,14 +472,16 @@ def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
     figures, or for another task, it is the evaluation itself.
     """
     recorded = run.recorded
-    if recorded is None or not isinstance(run.evaluation, Evaluation):
+    if recorded is None or not isinstance(run.evaluation, evaluation.Evaluation):
         return run.evaluation
-    tables = {key: Reliability(**table) for key, table in recorded["calibration"].items()}
+    tables = {
+        key: evaluation.Reliability(**table) for key, table in recorded["calibration"].items()
+    }
     fields = ("accuracy", "error", "loss", "num_samples", "per_class")
     return replace(
         run.evaluation,
         confusion=torch.tensor(recorded["confusion_matrix"]),
-        calibration=Calibration(**tables),
+        calibration=evaluation.Calibration(**tables),
         **{key: recorded[key] for key in fields},
     )
 
@@ -509,7 +497,7 @@ def _compare(runs: Mapping[str, EvaluatedRun]) -> Json:
         for name, run in rivals:
             is_comparable = have_same_images(run, reference)
             answers = (run.is_correct, reference.is_correct)
-            comparisons[name] = compare_answers(*answers) if is_comparable else None
+            comparisons[name] = evaluation.compare_answers(*answers) if is_comparable else None
     scores = {run.run.score for run in runs.values()}
     # Runs with classes of different sizes may differ in it; all of them have an accuracy.
     score = scores.pop() if len(scores) == 1 else "accuracy"

@@ -411,8 +411,7 @@ def _decode(preprocess: Preprocess, is_dense: bool, invert: str, batch: list[Inp
             if isinstance(source, DataError):
                 pass
             elif is_dense and preprocess.is_picture:
-                channels = preprocess.in_chans
-                source = read_picture(source, None, channels, element.name)[0].numpy()
+                source = read_picture(source, None, preprocess.in_chans, element.name)[0].numpy()
             else:
                 prepared = preprocess.prepare(source, element.name, invert)
                 source = prepared.pixels.numpy()

@@ -54,12 +54,14 @@ class Worker:
         Returns:
             "outcome", the prediction of each, or the text of its error, as JSON.
         """
-        inputs = []
-        for name, path, error in map(json.loads, batch["input"]):
-            inputs.append(Input(name, path if error is None else DataError(error)))
-        texts = []
-        for outcome in self.predictor.outcomes(inputs):
-            texts.append(json.dumps(str(outcome) if isinstance(outcome, DataError) else outcome))
+        inputs = [
+            Input(name, path if error is None else DataError(error))
+            for name, path, error in map(json.loads, batch["input"])
+        ]
+        texts = [
+            json.dumps(str(outcome) if isinstance(outcome, DataError) else outcome)
+            for outcome in self.predictor.outcomes(inputs)
+        ]
         return {"outcome": np.array(texts)}
 
 

@@ -16,8 +16,7 @@ from torchcaps.errors import RunError
 from torchcaps.evaluation.base import EvaluationResult, Json, TextTable
 from torchcaps.reporting import evaluate
 from torchcaps.reproduction.table import over_seeds
-from torchcaps.settings import TrainConfig
-from torchcaps.training import Callback, Run, default_folder, resolve_recipe, train
+from torchcaps.training import Callback, Run, TrainConfig, default_folder, resolve_recipe, train
 from torchcaps.training.files import make_folder, read_json, reading, write_json
 from torchcaps.training.run import RESUME_OVERRIDES, is_run, resumed_config
 from torchcaps.types import StrPath

@@ -33,8 +33,7 @@ from torchcaps.evaluation.base import (
 )
 from torchcaps.models.backbone import head_on_backbone, head_on_features, plain_units
 from torchcaps.models.notebook import parameter_count
-from torchcaps.nn import CapsuleHead
-from torchcaps.nn.generator import use_generator
+from torchcaps.nn import CapsuleHead, use_generator
 from torchcaps.reporting.evaluated import compare, read_margin
 from torchcaps.reporting.prediction import Row, open_row_file
 from torchcaps.settings import TrainConfig
@@ -125,9 +124,7 @@ class Audit(EvaluationResult):
 
     def table(self) -> TextTable:
         """A row for each head on each set of images."""
-        lines = []
-        for row in self.rows:
-            lines.append((row.images, row.head, *map(rounded, row.numbers.values())))
+        lines = [(row.images, row.head, *map(rounded, row.numbers.values())) for row in self.rows]
         return TextTable(("images", "head", *self.rows[0].numbers), lines)
 
 
@@ -270,9 +267,10 @@ def _answer(
     seed += config.training.seed
     config = config.replaced({"folds": None, "seed": seed}, "default")
     images = parts["folds"]
-    folds = {}
-    for name, part in parts.items():
-        folds[name] = stratified_folds(part.labels, count, seed, groups=part.groups)
+    folds = {
+        name: stratified_folds(part.labels, count, seed, groups=part.groups)
+        for name, part in parts.items()
+    }
     for fold in range(count):
         with use_generator(Generator().manual_seed(seed)):
             network = head_on_features(head, kind, images.img_size)

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchcaps import evaluation
+from torchcaps import evaluation, load, set_impl
 from torchcaps.data import Dataset, PairMaker
 from torchcaps.errors import AblationUnsupportedError, ArgumentError, DatasetNotFoundError
 from torchcaps.evaluation.base import device_of, proportion, right_answers
-from torchcaps.nn.routers import set_impl
 from torchcaps.registry import Registry
 from torchcaps.reporting import EvaluatedRun, evaluate
 from torchcaps.tasks import eval_outputs, evaluate_task
-from torchcaps.training import load
 from torchcaps.training.run import epoch_model_path
 from torchcaps.types import Json
 

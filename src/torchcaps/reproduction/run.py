@@ -12,8 +12,7 @@ from torchcaps.reporting import EvaluatedRun, evaluate, open_task
 from torchcaps.reproduction.measures import MEASURES
 from torchcaps.reproduction.table import RESULT_FILE, Result, Results
 from torchcaps.settings import OPEN, known_settings
-from torchcaps.training import Callback, Recipe, Run, TrainConfig, load_recipe, train
-from torchcaps.training.recipes import Row
+from torchcaps.training import Callback, Recipe, Row, Run, TrainConfig, load_recipe, train
 from torchcaps.training.run import RESUME_OVERRIDES, is_run
 from torchcaps.types import StrPath
 

@@ -140,18 +140,19 @@ def results_table(results: Runs) -> TextTable:
         ]
         published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
         epochs = sorted({result.epochs for result in seeds})
-        row = (
-            first.recipe,
-            first.row,
-            first.budget,
-            "; ".join(metrics) or "-",
-            "; ".join(published) or "-",
-            str(len(seeds)),
-            f"{first.parameters:,}",
-            "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
-            _minutes(seeds),
+        rows.append(
+            (
+                first.recipe,
+                first.row,
+                first.budget,
+                "; ".join(metrics) or "-",
+                "; ".join(published) or "-",
+                str(len(seeds)),
+                f"{first.parameters:,}",
+                "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
+                _minutes(seeds),
+            )
         )
-        rows.append(row)
     return TextTable(HEADING, rows)
 
 

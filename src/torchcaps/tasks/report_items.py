@@ -51,7 +51,7 @@ def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> Report
             images.float_images(indices),
             evaluation.activations[indices],
             evaluation.labels[indices],
-            classes=viz.canvas.drawable(evaluation.classes),
+            classes=evaluation.classes,
         ),
         f"{len(indices)} test images with bars for their most active classes.",
     )
@@ -75,7 +75,7 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         "Confusion matrix",
         "Rows are true classes, columns what they were taken for. The most frequent confusions are "
         "listed below it. In place of a name that cannot be drawn stands the number of the class.",
-        viz.confusion_matrix(counts, viz.canvas.drawable(classes)),
+        viz.confusion_matrix(counts, classes),
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
         ("True class", "Taken for", "Images", "Of the true class"),
@@ -111,11 +111,7 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         "probability that an image of the class has a larger activation of it than another image. "
         f"Never predicted: {join_names(evaluation.never_predicted) or 'none'}. Of more than "
         f"{MAX_ROWS} classes the least accurate are listed.",
-        viz.per_class_bars(
-            accuracies,
-            viz.canvas.drawable(evaluation.classes),
-            [row["count"] for row in per_class],
-        ),
+        viz.per_class_bars(accuracies, evaluation.classes, [row["count"] for row in per_class]),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
         tuple(rows),
@@ -161,7 +157,7 @@ def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
             outputs.images,
             images.labels[indices].cpu(),
             predictions=outputs.predictions,
-            classes=viz.canvas.drawable(images.classes),
+            classes=images.classes,
         ),
         f"{len(indices)} test images above what the decoder draws of them.",
     )
@@ -184,7 +180,7 @@ def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
             labels,
             selected=segments.selected,
             lengths=segments.lengths,
-            classes=viz.canvas.drawable(images.classes),
+            classes=images.classes,
         ),
         f"{len(indices)} images of two overlapping classes, and what the decoder draws of each "
         "class alone.",

@@ -326,7 +326,7 @@ def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
                 f"level-{level}",
                 f"Groups of level {level}",
                 "Rows are true groups, columns what they were taken for.",
-                viz.confusion_matrix(counts, viz.canvas.drawable(names)),
+                viz.confusion_matrix(counts, names),
                 f"Confusion matrix of {size} groups.",
             )
         )

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps import ops
+from torchcaps import ops, set_impl
 from torchcaps.errors import ArgumentError
 from torchcaps.nn.layers import CapsuleLinear, ConvCaps
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.nn.primary import LargeKernelConv2d
-from torchcaps.nn.routers import set_impl
 from torchcaps.testing.compare import make_loss, map_tensors, named_tensors, relative_rms
 from torchcaps.testing.random import random_capsules, seeded
 
@@ -91,8 +90,7 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
     """
     choices = {}
     for operator, (layer, inputs) in _make_cases(device).items():
-        is_routed = operator != "conv2d"
-        operands = (layer.make_votes(inputs),) if is_routed else (inputs, layer.weight)
+        operands = (inputs, layer.weight) if operator == "conv2d" else (layer.make_votes(inputs),)
         choices[operator] = ops.choose(operator, *operands)
     return choices
 
@@ -127,10 +125,7 @@ def _make_cases(device: torch.device) -> dict[str, tuple[Any, Any]]:
         cases: dict[str, tuple[nn.Module, Any]] = {
             "conv2d": (LargeKernelConv2d(64, 64, 9, stride=2), images),
             "dynamic_routing": (CapsuleLinear(1152, 8, 10, 16), random_capsules(32, 1152, 8)),
-            "em_routing": (
-                ConvCaps(32, 32, stride=2),
-                random_capsules(2, 32, 16, space=(9, 9)),
-            ),
+            "em_routing": (ConvCaps(32, 32, stride=2), random_capsules(2, 32, 16, space=(9, 9))),
             "map_routing": (KernelCaps(4, 16, 8, 16), random_capsules(2, 4, 16, space=(24, 24))),
         }
     move = partial(Tensor.to, device=device)

@@ -1,7 +1,6 @@
 """The property checks, run one by one on a layer or router from anywhere."""
 
 from collections.abc import Callable
-from functools import partial
 from inspect import isclass
 from typing import Any
 
@@ -59,16 +58,15 @@ def check_any(target: Any, children: int = 6, dim: int = 8, **options: Any) -> d
         except TypeError as error:
             raise ArgumentError("options", f"{target.__name__} takes others ({error})") from error
         options = {}
-    checks: dict[str, Callable[[], None]] = {}
+    checks: Any = ROUTER_CHECKS
+    arguments = [target]
     if isinstance(target, nn.Module) and not isinstance(target, Router):
+        checks = MODULE_CHECKS
         inputs = random_capsules(3, children, dim)
         layer = _Layer(target.eval(), takes_capsules=_takes_capsules(target, inputs))
-        for check in MODULE_CHECKS:
-            checks[_first_line(check)] = partial(check, layer, inputs)
-    else:
-        for rule in ROUTER_CHECKS:
-            checks[_first_line(rule)] = partial(rule, target, **options)
-    return {title: _problem(check) for title, check in checks.items()}
+        arguments = [layer, inputs]
+        options = {}
+    return {_first_line(check): _problem(check, *arguments, **options) for check in checks}
 
 
 def _takes_capsules(layer: nn.Module, inputs: Capsules) -> bool:
@@ -85,10 +83,10 @@ def _first_line(check: Callable[..., None]) -> str:
     return (check.__doc__ or check.__name__).partition("\n")[0].removesuffix(".")
 
 
-def _problem(check: Callable[[], None]) -> str:
+def _problem(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
     """Why a check fails; a layer from elsewhere may raise anything."""
     try:
-        check()
+        check(*arguments, **options)
     except Exception as error:
         return str(error).partition("\n")[0] or type(error).__name__
     return ""

@@ -161,8 +161,9 @@ def planted_pair(
     sizes = getattr(routing, "sizes", None) or LayerSizes(64, 16, 10, 16)
     router = build_router(routing, options, sizes)
     if router.activation == "none":
-        problem = f"expected activations of parents, got {router.describe()}, which has none"
-        raise ArgumentError("routing", problem)
+        raise ArgumentError(
+            "routing", f"expected activations of parents, got {router.describe()}, which has none"
+        )
     pose = torch.randn(num_samples, sizes.children, sizes.in_dim, generator=seeded(seed))
     ablations = (router, router.uniform(), router.uniform(agreement=False))
 

@@ -62,8 +62,7 @@ def check_ranges(routing: Routing, **options: Any) -> None:
         if router.normalized:
             assert_between("coupling", coupling, 0.0, 1.0, SLACK)
             low = 0.0 if getattr(router, "leaky", False) else 1.0
-            sums = coupling.sum(dim=-1)
-            assert_between("sum of couplings over parents", sums, low, 1.0, SLACK)
+            assert_between("sum of couplings over parents", coupling.sum(-1), low, 1.0, SLACK)
         if router.activation != "none":
             assert_between("activation", activation, 0.0, 1.0, SLACK)
         if router.activation == "length":
@@ -395,6 +394,7 @@ def _route(router: Router, inputs: _Inputs) -> Any:
     """Pose, activation and coupling, without extras."""
     routed = router(DenseVotes(*inputs))
     if routed.coupling is None:
-        problem = "expected a coupling [batch, *space, children, parents], got None"
-        raise ArgumentError("router", problem)
+        raise ArgumentError(
+            "router", "expected a coupling [batch, *space, children, parents], got None"
+        )
     return Routed(*routed)

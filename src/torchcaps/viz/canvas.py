@@ -95,8 +95,7 @@ def panels(
     num_columns = min(max_columns, count)
     num_rows = -(-count // num_columns)
     figure = new_figure(width * num_columns, height * num_rows + below)
-    grid = figure.subplots(num_rows, num_columns, squeeze=False)
-    for unused in grid.flat[count:]:
+    for unused in figure.subplots(num_rows, num_columns, squeeze=False).flat[count:]:
         unused.remove()
     return figure, figure.axes
 
@@ -127,7 +126,7 @@ def plain(
     axes.set_xlabel(xlabel, fontsize=SMALL)
     axes.set_ylabel(ylabel, fontsize=SMALL)
     if grid:
-        axes.grid(True, color=GRID_COLOR, lw=0.6)
+        axes.grid(color=GRID_COLOR, lw=0.6)
     return axes
 
 
@@ -279,14 +278,16 @@ def short(name: str, width: int) -> str:
     return text.replace("$", r"\$")
 
 
-def short_names(classes: Sequence[str], width: int) -> list[str]:
+def short_names(classes: Sequence[str], width: int, noun: str = "class") -> list[str]:
     """Shorten all names; where that makes two of them equal, each begins with its index.
 
     Args:
-        classes: the names.
+        classes: the names; see `drawable`.
         width: largest number of characters of each.
+        noun: what has these names.
     """
-    names = [short(str(name), width) for name in classes]
+    classes = drawable(classes, noun)
+    names = [short(name, width) for name in classes]
     if len(set(names)) < len(set(classes)):
         names = [short(f"{index}: {name}", width) for index, name in enumerate(classes)]
     return names
@@ -311,7 +312,7 @@ def sized_array(argument: str, entries: ArrayLike, **sizes: int) -> NDArray[Any]
 def class_indices(
     argument: str,
     indices: ArrayLike,
-    num_classes: int,
+    classes: Names,
     **sizes: int,
 ) -> NDArray[np.int64]:
     """Convert an argument to an array of class indices.
@@ -319,12 +320,13 @@ def class_indices(
     Args:
         argument: its name, for the error.
         indices: its value.
-        num_classes: number of classes.
+        classes: names of the classes.
         **sizes: size of each axis, by name.
 
     Raises:
         ArgumentError: if the array has another shape, or holds an index that is no class.
     """
+    num_classes = len(classes)
     array = sized_array(argument, indices, **sizes)
     outside = array[(array < 0) | (array >= num_classes)]
     if len(outside):
@@ -334,20 +336,19 @@ def class_indices(
     return array.astype(np.int64)  # masks may be boolean
 
 
-def drawable(classes: Sequence[str]) -> list[str]:
-    """Replace the names that a figure cannot show by numbers.
+def drawable(classes: Sequence[str], noun: str = "class") -> list[str]:
+    """Replace the names that a figure cannot show by numbers, such as "class 3".
 
     These are names with a letter that the font lacks, or in a script from right to left.
     """
     from matplotlib import font_manager
 
-    properties = font_manager.FontProperties()
-    font = font_manager.get_font(font_manager.findfont(properties))
-    codes = set(font.get_charmap())
+    font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
+    codes = font.get_charmap().keys()
     names = []
-    for index, name in enumerate(classes):
+    for index, name in enumerate(map(str, classes)):
         letters = set("".join(name.split()))
         has_glyphs = set(map(ord, letters)) <= codes
         is_reversed = RIGHT_TO_LEFT & set(map(bidirectional, letters))
-        names.append(name if has_glyphs and not is_reversed else f"class {index}")
+        names.append(name if has_glyphs and not is_reversed else f"{noun} {index}")
     return names

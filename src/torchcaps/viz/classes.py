@@ -133,7 +133,7 @@ def per_class_bars(
     """
     num_classes = len(classes)
     samples = sized_array("counts", counts, classes=num_classes)
-    percent = 100 * np.array(accuracies, dtype=np.float64)  # None becomes NaN
+    percent = 100 * np.array(accuracies, dtype=float)  # None becomes NaN
     sized_array("accuracies", percent, classes=num_classes)
     has_samples = ~np.isnan(percent)
     # NaN sorts last.
@@ -195,7 +195,7 @@ def activation_bars(
     check_range("number of images", count, high=MAX_EXAMPLES)
     lengths = sized_array("activations", activations, n=count, classes=len(classes))
     rows = np.atleast_2d(np.asarray(labels).T).T  # [n, k]
-    true = class_indices("labels", rows, len(classes), n=count, k=rows.shape[-1]).tolist()
+    true = class_indices("labels", rows, classes, n=count, k=rows.shape[-1]).tolist()
     names = short_names(classes, 22)
 
     num_bars = len(classes) if len(classes) <= MAX_BARS else NUM_LONGEST

@@ -103,8 +103,7 @@ def _draw_measure(axes: Axes, metrics: Metrics, measure: str, title: str) -> Non
     if axes.lines:
         axes.legend(fontsize=SMALL, frameon=False)
     else:
-        center = axes.transAxes
-        axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=center)
+        axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=axes.transAxes)
         axes.set_yticks([])
 
 
@@ -125,20 +124,20 @@ def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> 
     figure, (loss_axes, score_axes) = panels(2, 2, 4.5, 3.6, below=0.16 * len(runs))
     for axes, measure in ((loss_axes, "loss"), (score_axes, score)):
         for index, metrics in enumerate(runs.values()):
-            dashes = DASHES[index // len(STYLES)]
-            style = STYLES[index % len(STYLES)]
-            line(axes, *_series(metrics, f"val_{measure}"), style, ls=dashes)
+            rounds, place = divmod(index, len(STYLES))
+            line(axes, *_series(metrics, f"val_{measure}"), STYLES[place], ls=DASHES[rounds])
         _style_epochs(axes, f"validation {measure}")
     _scale_loss(loss_axes)
-    figure.legend(loss_axes.lines, short_names(list(runs), 70), **BELOW)
+    figure.legend(loss_axes.lines, short_names(list(runs), 70, "run"), **BELOW)
     return figure
 
 
 def _style_epochs(axes: Axes, measure: str) -> None:
     unit = " (%)" if measure.endswith("accuracy") else ""
     plain(axes, measure.replace("_", " ") + unit, xlabel="epoch", grid=True)
-    locator = MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
-    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+    )
 
 
 def _scale_loss(axes: Axes) -> None:
@@ -190,8 +189,8 @@ def affine_curves(
     num_columns = min(len(transformations), 4)
     width = 3.3 if num_columns > 1 else 4.6
     # ceil((models + 1) / columns) rows: the models and the line of chance, with or without it.
-    legend_height = 0.2 + 0.2 * (len(models) // num_columns)
-    figure, all_axes = panels(len(transformations), num_columns, width, 3.0, legend_height)
+    below = 0.2 + 0.2 * (len(models) // num_columns)
+    figure, all_axes = panels(len(transformations), num_columns, width, 3.0, below)
 
     # Lines of the legend by label and line style: a model may be called "chance" too.
     entries: dict[tuple[str, Any], Any] = {}
@@ -209,7 +208,7 @@ def affine_curves(
         axes.set_ylim(-2, 102)
         for plotted in axes.lines:
             entries[str(plotted.get_label()), plotted.get_linestyle()] = plotted
-    names = short_names([label for label, _ in entries], 40)
+    names = short_names([label for label, _ in entries], 40, "model")
     figure.legend(entries.values(), names, ncols=num_columns, **BELOW)
     return figure
 
@@ -240,8 +239,8 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
         x, y, *_ = np.asarray(points).T
         colors = [STYLES[part % len(STYLES)][0] for part in np.asarray(parts)]
         axes.scatter(x, y, c=colors, s=2, linewidths=0)
-        limits = (-limit, limit)
-        axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[], aspect="equal")
+        axes.axis((-limit, limit, -limit, limit))
+        axes.set(xticks=[], yticks=[], aspect="equal")
         axes.spines[:].set_color(GRID_COLOR)
     for axes, name in zip(table[:, 0], rows, strict=True):
         axes.set_ylabel(name, fontsize=SMALL)
@@ -271,11 +270,11 @@ def predicted_transformations(
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    targets = np.asarray(true, dtype=np.float64)
+    targets = np.asarray(true, dtype=float)
     check_shape("true", targets, ("n", "m"))
     check_range("true: number of values", targets.size, low=1)
     count, num_names = targets.shape
-    estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(np.float64)
+    estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(float)
     sized_array("names", names, m=num_names)
     check_range("number of names", num_names, high=12)
 
@@ -293,7 +292,7 @@ def predicted_transformations(
         limits = (x.min() - margin, x.max() + margin)
         axes.plot(limits, limits, color=GRAY, lw=1.2, zorder=1)
         axes.plot(x, y, linestyle="", marker=".", ms=3, alpha=0.4, color=BLUE, zorder=2)
-        axes.set_xlim(*limits)
+        axes.set_xlim(limits)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     return figure
 
@@ -315,8 +314,7 @@ def ranked_accuracies(
     Returns:
         A matplotlib figure.
     """
-    rows = max(map(len, panels.values()))
-    figure = new_figure(4.6 * len(panels), 0.9 + 0.24 * rows)
+    figure = new_figure(4.6 * len(panels), 0.9 + 0.24 * max(map(len, panels.values())))
     grid = figure.subplots(1, len(panels), squeeze=False)
     for axes, (dataset, systems) in zip(grid.flat, panels.items(), strict=True):
         ranked = sorted(systems.items(), key=lambda system: -mean(system[1][1]))

@@ -78,7 +78,7 @@ def diagnosis(figures: Diagnosis) -> Figure:
         draws.append(_draw_idle)
     else:
         absent.append("no capsule is out of use")
-    figure, grid = panels(len(draws), min(len(draws), 2 if len(draws) == 4 else 3), 4.2, 3.2)
+    figure, grid = panels(len(draws), 2 if len(draws) == 4 else 3, 4.2, 3.2)
     for draw, axes in zip(draws, grid, strict=True):
         draw(axes, figures)
     if absent:
@@ -186,8 +186,8 @@ def vote_chains(coupling: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    weight = np.asarray(coupling, dtype=np.float64)
-    u = np.asarray(votes, dtype=np.float64)
+    weight = np.asarray(coupling, dtype=float)
+    u = np.asarray(votes, dtype=float)
     check_shape("coupling", weight, ("children", "parents"))
     children, parents = weight.shape
     check_shape("votes", u, ("children", "parents", "dim"), children=children, parents=parents)
@@ -244,12 +244,13 @@ def vote_paths(
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    weights = np.asarray(coupling, dtype=np.float64)
-    u = np.asarray(votes, dtype=np.float64)
+    weights = np.asarray(coupling, dtype=float)
+    u = np.asarray(votes, dtype=float)
     check_shape("coupling", weights, ("iterations", "children", "parents"))
     count, _, parents = weights.shape
     reach = sized_array("activation", activation, iterations=count, parents=parents)
     sized_array("classes", classes, parents=parents)
+    names = short_names(classes, 10)
     columns = count + (image is not None)
     figure = new_figure(2.8 * columns, 3.3)
     ratios = [0.75] * (columns - count) + [1] * count
@@ -268,20 +269,25 @@ def vote_paths(
         figures = f"active {reach[index, winner]:.2f}"
         if not gaussian:
             figures += f", straight {straight[winner]:.2f}"
-        text = f"{title}\n{short(classes[winner], 10)}: {figures}"
+        text = f"{title}\n{names[winner]}: {figures}"
         axes.text(0, 1.35, text, ha="center", va="bottom", fontsize=TEXT)
-        turns = _draw_rim(axes, reach[index], short_names(classes, 10))
+        turns = _draw_rim(axes, reach[index], names)
         if gaussian:
-            radii = np.sqrt(_spread(weights[index], u)) / unit
-            _draw_ellipses(axes, radii, reach[index], turns)
-            continue
+            chains = chains[:, [0, -1]]
+            diameters = 2 * np.sqrt(_spread(weights[index], u)) / unit
         for parent, ends in enumerate(chains):
             scale = reach[index, parent] / max(ends[-1, 0], TINY)
             x, y = (scale * ends @ turns[parent]).T
+            end = (x[-1], y[-1])
             color = RIM_COLORS[parent % len(RIM_COLORS)]
             order = 3 if parent == winner else 2
             axes.plot(x, y, color=color, lw=1.6, solid_joinstyle="round", zorder=order)
-            axes.plot(x[-1:], y[-1:], color=color, marker="o", ms=4, zorder=order)
+            axes.plot(*end, color=color, marker="o", ms=4, zorder=order)
+            if gaussian:
+                cosine, sine = turns[parent, 0]
+                angle = np.degrees(np.arctan2(sine, cosine))
+                width, height = diameters[parent]
+                axes.add_patch(Ellipse(end, width, height, angle=angle, color=color, alpha=0.35))
     return figure
 
 
@@ -310,8 +316,8 @@ def vote_film(
         ArgumentError: for shapes that do not fit.
     """
     check_range("between", between, low=1)
-    weights = np.asarray(coupling, dtype=np.float64)
-    reach = np.asarray(activation, dtype=np.float64)
+    weights = np.asarray(coupling, dtype=float)
+    reach = np.asarray(activation, dtype=float)
     last = len(weights) - 1
     for frame in range(last * between + 1):
         index, step = divmod(frame, between)
@@ -352,7 +358,7 @@ def _draw_rim(axes: Axes, reach: Floats, names: Names) -> Floats:
         )
     axes.set(xlim=(-1.3, 1.3), ylim=(-1.25, 1.75), aspect="equal")
     axes.set_axis_off()
-    return np.stack([np.stack([x, y], axis=-1), np.stack([-y, x], axis=-1)], axis=1)
+    return np.array([[x, y], [-y, x]]).transpose(2, 0, 1)
 
 
 def _spread(weight: Floats, u: Floats) -> Floats:
@@ -366,20 +372,3 @@ def _spread(weight: Floats, u: Floats) -> Floats:
     scatter = np.einsum("ij,ijh,ijk->jhk", weight, across, across)
     largest = np.linalg.eigvalsh(scatter)[:, -1].clip(min=0)
     return np.stack([(weight * along**2).sum(axis=0), largest], axis=-1)
-
-
-def _draw_ellipses(
-    axes: Axes,
-    radii: Floats,
-    reach: Floats,
-    turns: Floats,
-) -> None:
-    for parent, (x, y) in enumerate(reach[:, None] * turns[:, 0]):
-        color = RIM_COLORS[parent % len(RIM_COLORS)]
-        angle = np.degrees(np.arctan2(turns[parent, 0, 1], turns[parent, 0, 0]))
-        width, height = 2 * radii[parent]
-        axes.add_patch(
-            Ellipse((x, y), width, height, angle=angle, fc=color, ec=color, alpha=0.35, zorder=2)
-        )
-        axes.plot([0, x], [0, y], color=color, lw=1.2, zorder=2)
-        axes.plot([x], [y], color=color, marker="o", ms=4, zorder=3)

@@ -113,8 +113,8 @@ def reconstructions(
     originals = pictures("images", images)
     decoded = pictures("reconstructions", reconstructions, originals)
     count = len(originals)
-    true = class_indices("labels", labels, len(classes), n=count)
-    predicted = class_indices("predictions", predictions, len(classes), n=count)
+    true = class_indices("labels", labels, classes, n=count)
+    predicted = class_indices("predictions", predictions, classes, n=count)
     names = short_names(classes, 13)
 
     pairs = []
@@ -169,9 +169,9 @@ def overlaps(
     decoded_axes = ("n", "k", "channels", "height", "width")
     check_shape("drawings", decoded, decoded_axes, **sizes, height=height, width=width)
     flat = pictures("drawings", decoded.reshape(-1, *decoded.shape[2:]))
-    gray_pairs = flat[..., 0].reshape(count, 2, height, width)
-    true = class_indices("labels", labels, len(classes), **sizes)
-    decoded_classes = class_indices("selected", selected, len(classes), **sizes)
+    gray_pairs = flat[..., 0].reshape(-1, 2, height, width)
+    true = class_indices("labels", labels, classes, **sizes)
+    decoded_classes = class_indices("selected", selected, classes, **sizes)
     capsule_lengths = sized_array("lengths", lengths, **sizes)
     names = short_names(classes, 10)
 
@@ -231,8 +231,8 @@ def masks(
     sizes = {"n": count, "height": height, "width": width}
     all_masks = np.stack(
         [
-            class_indices("true", true, len(classes), **sizes),
-            class_indices("predicted", predicted, len(classes), **sizes),
+            class_indices("true", true, classes, **sizes),
+            class_indices("predicted", predicted, classes, **sizes),
         ]
     )
     rows = [inputs]
@@ -287,11 +287,11 @@ def coupling_map(
     """
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
-    support = sized_array("maps", maps, n=count, height=height, width=width).astype(np.float64)
+    support = sized_array("maps", maps, n=count, height=height, width=width).astype(float)
     if not np.isfinite(support).all():
         raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
-    true = class_indices("labels", labels, len(classes), n=count)
-    map_classes = class_indices("selected", selected, len(classes), n=count)
+    true = class_indices("labels", labels, classes, n=count)
+    map_classes = class_indices("selected", selected, classes, n=count)
     capsule_lengths = sized_array("lengths", lengths, n=count)
     names = short_names(classes, 13)
 
@@ -302,8 +302,7 @@ def coupling_map(
         texts_below = [(names[map_class], color), (f"{capsule_lengths[index]:.2f}", color)]
         overlay = overlay_support(image, support[index])
         pairs.append(Pair(image, overlay, names[true[index]], texts_below))
-    title = "orange: votes for the class below; blue: against it"
-    return draw_pairs(pairs, title)
+    return draw_pairs(pairs, "orange: votes for the class below; blue: against it")
 
 
 def overlay_support(image: Pixels, support: Floats) -> Pixels:
@@ -355,7 +354,7 @@ def perturbations(
     tiles = pictures("reconstructions", decoded.reshape(-1, *decoded.shape[2:]))
     height, width = tiles.shape[1:3]
     rows = tiles.reshape(num_dims, num_steps, height, width, 3)
-    brighter = (rows[:, -1].astype(np.float64) - rows[:, 0]).mean(axis=-1) / 255
+    brighter = (rows[:, -1].astype(float) - rows[:, 0]).mean(axis=-1) / 255
     if np.abs(brighter).max() < HARDLY:
         title += "; poses hardly change the drawing yet: train longer"
     # On white, orange where the last drawing is brighter, blue where it is darker.
@@ -371,14 +370,14 @@ def perturbations(
     figure = tile_grid(tiles, labels, title, below=0.9)
 
     axes = figure.axes[0]
-    tick_labels = [f"{step:+.3g}".replace("-", "−") if step else "0" for step in steps]
+    texts = [f"{step:+.3g}".replace("-", "−") if step else "0" for step in steps]
+    texts.append("change")
     rotation = 90 if num_steps > 14 else 0
-    texts = [*tick_labels, "change"]
     axes.set_xticks(np.arange(num_steps + 1) + 0.5, texts, rotation=rotation)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
     axes.set_ylabel("pose dimension", fontsize=TEXT)
-    if "0" in tick_labels:
-        axes.add_patch(_frame(tick_labels.index("0"), 0, 1, num_dims, BLUE))
+    if "0" in texts:
+        axes.add_patch(_frame(texts.index("0"), 0, 1, num_dims, BLUE))
     return figure
 
 
@@ -418,7 +417,7 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
     Raises:
         ArgumentError: for an array of other axes, or too many units.
     """
-    array = np.asarray(weights, dtype=np.float64)
+    array = np.asarray(weights, dtype=float)
     check_shape("weights", array, ("capsules", "units", "height", "width"))
     check_range("weights: number of values", array.size, low=1)
     scale = max(float(np.quantile(np.abs(array), SCALE_QUANTILE)), 1e-12)
@@ -462,8 +461,9 @@ def draw_pairs(
     # Narrow images stand apart, so that their names do not touch.
     cell_width = max(width, MIN_CELL_WIDTH) + 2 * GAP
 
-    figure_width = max(num_columns * cell_width, MIN_WIDTH) + MARGIN
-    figure = new_figure(figure_width, num_rows * cell_height + TITLE_HEIGHT)
+    figure = new_figure(
+        max(num_columns * cell_width, MIN_WIDTH) + MARGIN, num_rows * cell_height + TITLE_HEIGHT
+    )
     axes = figure.subplots()
     for index, pair in enumerate(pairs):
         row, column = divmod(index, num_columns)
@@ -478,7 +478,7 @@ def draw_pairs(
         color = "black"
         if pair.is_wrong:
             color = RED
-            axes.add_patch(_frame(x_start, y_lower, width, height, color))
+            axes.add_patch(_frame(x_start, y_lower, width, height, RED))
         axes.text(
             x_center, y_upper - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED
         )
@@ -494,5 +494,6 @@ def draw_pairs(
 
 def _frame(x_start: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
     """An empty rectangle, in the units of the axes."""
-    corner = (x_start, y_top)
-    return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)
+    return Rectangle(
+        (x_start, y_top), width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False
+    )
