@@ -336,8 +336,7 @@ class ConvField(Field):
     def _fold_sum(self, x: Tensor) -> Tensor:
         """Sums over windows, `[batch, rows, columns, K * K * n]` -> the padded map."""
         if x.shape[0] == 0:  # F.fold takes no empty batch
-            height, width = self.padded
-            return x.reshape(0, height, width, x.shape[-1] // self.kernel**2)
+            return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
         windows = x.reshape(x.shape[0], math.prod(self.positions), self.kernel**2, -1)
         columns = windows.permute(0, 3, 2, 1).flatten(1, 2)  # [batch, n * K * K, windows]
         folded = F.fold(columns, self.padded, self.kernel, stride=self.layout.step)
@@ -363,8 +362,10 @@ class ConvField(Field):
     def _crop(self, x: Tensor) -> Tensor:
         """The positions of the map out of those of the padded map; a view."""
         border, _, spacing = self.layout
-        rows = slice(border, border + (self.height - 1) * spacing + 1, spacing)
-        columns = slice(border, border + (self.width - 1) * spacing + 1, spacing)
+        rows, columns = (
+            slice(border, border + (side - 1) * spacing + 1, spacing)
+            for side in (self.height, self.width)
+        )
         return x[:, rows, columns]
 
 

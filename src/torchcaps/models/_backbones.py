@@ -195,8 +195,9 @@ def transformers_backbone(
         module = transformers_class(kind)(kind)
         return _with_arguments(Backbone(module, tuple(mean), tuple(std), {}, is_pretrained), kind)
 
-    is_local = Path(name).expanduser().is_dir()
-    place = str(Path(name).expanduser()) if is_local else name
+    folder = Path(name).expanduser()
+    is_local = folder.is_dir()
+    place = str(folder) if is_local else name
     try:
         kind = transformers.AutoConfig.from_pretrained(place, local_files_only=is_local)
         module = transformers_class(kind).from_pretrained(

@@ -9,12 +9,10 @@ from typing import Any, NoReturn
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional import standardize
-from torchcaps.functional.bounds import clamp_finite, gradient_limit
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import autocast_dtype, clamp_finite, full_precision, gradient_limit
 from torchcaps.models.notebook import model_card, parameter_count
 from torchcaps.nn import FullyConnectedDecoder, mask_capsules
 from torchcaps.nn.decoder import ImageShape, draw_shape
@@ -155,12 +153,10 @@ class ImageModel(nn.Module, ABC):
         try:
             check_shape("images", images, ["batch", *sizes], **sizes)
         except ArgumentError as error:
-            problem = str(error).removeprefix("images: ")
-            raise ArgumentError("images", f"{problem}{note}") from None
+            raise ArgumentError("images", str(error).removeprefix("images: ") + note) from None
         check_floating(images=images)
         dtype = next(self.parameters()).dtype
-        device = images.device.type
-        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        is_cast = autocast_dtype(images) is not None
         if images.dtype != dtype and (not is_cast or torch.float64 in (images.dtype, dtype)):
             raise ArgumentError(
                 "images", f"expected {dtype}, as the weights are, got {images.dtype}"
@@ -206,7 +202,7 @@ class DrawingModel(ImageModel):
         drawings = self.draw(capsules, labels)
         if drawings.shape[2:] == self.img_size:
             return drawings
-        return F.interpolate(drawings, self.img_size, mode="bilinear")
+        return nn.functional.interpolate(drawings, self.img_size, mode="bilinear")
 
     def draw(self, capsules: Capsules, labels: Tensor | None = None) -> Images:
         """Draw images at the size of the decoder's drawings, `draw_size`.

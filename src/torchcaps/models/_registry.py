@@ -255,10 +255,7 @@ def construct_model(
     # A backbone that is read from a file (`freeze`) is not counted.
     if device is not None and device.type != "meta" and "freeze" not in parameters:
         _check_memory(name, sizes, options, device)
-    sizes = dict(sizes)
-    for key, size in sizes.items():
-        if size is None:
-            sizes[key] = getattr(info, key)
+    sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
     if not info.num_classes:
         del sizes["num_classes"]
     try:
@@ -269,9 +266,8 @@ def construct_model(
         raise option_error(name, options, error) from error
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
-    all_options = {**sizes, **options, **metadata.options}
-    metadata = with_changes(metadata, name=name, options=all_options)
-    model._torchcaps = metadata  # type: ignore[assignment]
+    options = {**sizes, **options, **metadata.options}
+    model._torchcaps = with_changes(metadata, name=name, options=options)  # type: ignore[assignment]
     return model
 
 

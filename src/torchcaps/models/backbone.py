@@ -91,7 +91,6 @@ class FeatureExtractor(nn.Module):
     def _measure(self, images: Tensor) -> tuple[int, ...]:
         """Shape of the features of such images, by one pass."""
         self.eval()
-        height, width = images.shape[2:]
         try:
             with torch.no_grad():
                 features = self(images.to(next(self.parameters(), images).device))
@@ -100,10 +99,10 @@ class FeatureExtractor(nn.Module):
         except (RuntimeError, ValueError, TypeError) as error:
             raise ArgumentError(
                 "backbone",
-                f"takes no images of {height}x{width} pixels ({one_line(str(error))})",
+                f"takes no images of {images.shape[2]}x{images.shape[3]} pixels "
+                f"({one_line(str(error))})",
             ) from error
-        _, *shape = features.shape
-        return tuple(shape)
+        return tuple(features.shape[1:])
 
     def train(self, mode: bool = True) -> "FeatureExtractor":
         """Set the mode; what is fixed stays in evaluation mode.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_positive, check_range
 from torchcaps.models._base import Classes, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, create_model, register_model, register_variant
 from torchcaps.models.notebook import parameter_count
@@ -73,7 +73,7 @@ class CNN(PlainNetwork):
     ) -> None:
         check_layers(channels, kernels, hidden)
         check_range("dropout", dropout, low=0.0, high=0.99)
-        check_range("stride", stride, low=1)
+        check_positive(stride=stride)
         pooling = 2 if pool else 1
         smallest = (stride * pooling) ** len(channels)
         super().__init__(num_classes, in_chans, img_size, smallest=smallest, **options)
@@ -109,9 +109,9 @@ def check_layers(
 ) -> None:
     """Raise ValueError for layers that are none, see `CNN`, and for more than a hundred of them."""
     for width in channels:
-        check_range("channels", width, low=1)
+        check_positive(channels=width)
     for width in hidden:
-        check_range("hidden", width, low=1)
+        check_positive(hidden=width)
     check_range("layers", len(channels) + len(hidden), high=MAX_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
         raise ArgumentError(

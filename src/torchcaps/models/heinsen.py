@@ -221,8 +221,7 @@ class MatrixRouting(ConvolutionalModel):
         # Capsules of each position: [batch, rows, columns, parts, 16].
         pose = full_precision(self.pose(features)).movedim(1, -1).unflatten(-1, (-1, POSE**2))
         score = full_precision(self.score(features)).movedim(1, -1)
-        primary = Capsules(pose, score.sigmoid())
-        return self.class_capsules(self.part_capsules(primary))
+        return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
 
     def logits_of(self, capsules: Capsules) -> Classes:
         """The net benefit of each class, of which its activation is the sigmoid.

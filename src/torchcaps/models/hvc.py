@@ -128,8 +128,8 @@ class HVC(LogitModel):
         super().__init__(
             num_classes, in_chans, img_size, smallest=smallest, convolutions=convolutions
         )
-        are_rising = list(branches) == sorted(set(branches))
-        if not branches or not are_rising or branches[0] < 1 or branches[-1] > convolutions:
+        numbers = set(range(1, convolutions + 1)) & set(branches)
+        if not branches or list(branches) != sorted(numbers):
             raise ArgumentError(
                 "branches",
                 f"expected rising numbers from 1 to {convolutions}, got {list(branches)}",

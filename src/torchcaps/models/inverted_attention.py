@@ -132,8 +132,7 @@ def make_backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
     if kind == "simple":
         return nn.Sequential(nn.Conv2d(in_chans, CHANNELS, 3, 2, 1), nn.ReLU())
     half = CHANNELS // 2
-    layers = convolution(in_chans, half)
-    return layers.extend(residual_blocks([half] * 4 + [CHANNELS] * 4, "B"))
+    return convolution(in_chans, half).extend(residual_blocks([half] * 4 + [CHANNELS] * 4, "B"))
 
 
 # This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in

@@ -105,8 +105,7 @@ class MatrixCaps(ImageModel):
         num_second = types[1] * self._num_positions(3)
 
         def options_for(children: int, parents: int) -> dict[str, Any]:
-            share = children / parents
-            return temperature(gain, share, options["iterations"], pose_size) | options
+            return temperature(gain, children / parents, options["iterations"], pose_size) | options
 
         first_layer = ConvCaps(
             primary_types,
@@ -148,8 +147,7 @@ class MatrixCaps(ImageModel):
 
 def centers_of(positions: int) -> list[float]:
     """Coordinates of the positions along a side of a map of another size, as of its own size."""
-    centers = receptive_centers(side_before(positions, LAYERS), LAYERS)
-    return [center / 100 for center in centers]
+    return [center / 100 for center in receptive_centers(side_before(positions, LAYERS), LAYERS)]
 
 
 def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from torchcaps.errors import check_known, check_positive
@@ -49,8 +48,9 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: FeatureMap) -> FeatureMap:
         if self.projection is None:
-            pixels = x[:, :, :: self.stride, :: self.stride]
-            shortcut = F.pad(pixels, (0, 0, 0, 0, 0, self.missing))
+            shortcut = nn.functional.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing)
+            )
         else:
             shortcut = self.projection(x)
         return torch.relu(self.second(self.first(x)) + shortcut)
@@ -101,8 +101,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     check_positive(width=width)
     check_known("shortcut", shortcut, Shortcut)
     widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
-    blocks = residual_blocks(widths, shortcut)
-    return nn.Sequential(convolution(in_chans, width)).extend(blocks)
+    return nn.Sequential(convolution(in_chans, width)).extend(residual_blocks(widths, shortcut))
 
 
 # The network of 20 layers for CIFAR-10: 270 thousand parameters.

@@ -50,10 +50,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range
 from torchcaps.functional.affine import affine_pose, composed
-from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import full_precision, without_autocast
 from torchcaps.models._base import ImageModel, Images, ImageSize, side_before
 from torchcaps.models._part_capsules import (
     FEATURE_DIM,
@@ -359,7 +358,7 @@ class SCAE(ImageModel):
     ) -> None:
         strides = part_options.get("strides", STRIDES)
         for stride in strides:
-            check_range("strides", stride, low=1)
+            check_positive(strides=stride)
         # Side of the smallest image of which the encoder leaves a map of one position.
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         super().__init__(

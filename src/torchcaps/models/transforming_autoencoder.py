@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
@@ -228,12 +227,11 @@ class TransformingAutoencoder(DrawingModel):
         sizes = {"batch": pose.shape[0], "capsules": self.num_capsules, "dim": self.pose_dim}
         check_shape("capsules", pose, list(sizes), **sizes)
         if labels is not None:
-            presence = presence * F.one_hot(labels, self.num_capsules)
+            presence = presence * nn.functional.one_hot(labels, self.num_capsules)
         with without_autocast(pose):
             g = affine_maps(pose, self.weight["generate"], self.bias["generate"]).sigmoid()
             base = presence @ self.bias["draw"]
-        contributions = presence.unsqueeze(-1) * g
-        images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
+        images = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
         if self.bounded:
             images = images.sigmoid()
         return images.unflatten(1, (self.in_chans, *self.draw_size))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_positive
 from torchcaps.functional.fields import Convention, DenseField
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import FeatureMap, ImageModel, Images, ImageSize, side_after
@@ -135,15 +135,9 @@ class VBCaps(ImageModel):
         self.conv_capsules = nn.Sequential()
         below = primary_types
         for above, (kernel, stride) in zip(types, LAYERS, strict=False):
-            check_range("types", above, low=1)
+            check_positive(types=above)
             layer = ConvCaps(
-                below,
-                above,
-                kernel,
-                stride,
-                pose_size=POSE,
-                convention=convention,
-                **options,
+                below, above, kernel, stride, pose_size=POSE, convention=convention, **options
             )
             self.conv_capsules.append(with_xavier_weights(layer, kernel**2))
             below = above

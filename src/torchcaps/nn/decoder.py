@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import check_known
 from torchcaps.types import Capsules
@@ -74,8 +73,7 @@ def draw_shape(
     def count(shape: ImageShape) -> int:
         """Number of parameters of the decoder that draws this shape."""
         with torch.device("meta"):
-            decoder = build(shape)
-        return sum(weight.numel() for weight in decoder.parameters())
+            return sum(weight.numel() for weight in build(shape).parameters())
 
     def shape(side: int) -> ImageShape:
         """The shape of drawings with this longer side."""
@@ -188,7 +186,9 @@ class UpsamplingDecoder(nn.Module):
         x = x.unflatten(1, self.start).unsqueeze(1)
         *hidden, last = self.convolutions
         for convolution in hidden:
-            x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)
+            x = nn.functional.leaky_relu(
+                convolution(nn.functional.interpolate(x, scale_factor=2, mode="bilinear")), 0.2
+            )
         images = last(x).sigmoid()
 
         # Crop to the size of the image around its center.

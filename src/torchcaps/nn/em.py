@@ -91,6 +91,5 @@ class EMRouting(Router):
         if router is not self:
             router.inverse_temperature = self.inverse_temperature[:iterations]
             # The learned cost is a multiple of the last temperature, which is another one now.
-            scale = router.inverse_temperature[-1] / self.inverse_temperature[-1]
-            router.beta_a.data.mul_(scale)
+            router.beta_a.data.mul_(router.inverse_temperature[-1] / self.inverse_temperature[-1])
         return router

@@ -10,7 +10,6 @@ from math import isqrt
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
@@ -99,9 +98,8 @@ class CapsuleHead(nn.Module):
         self.activation = router.activation
         self.norm = nn.LayerNorm(in_features)
         self.primary = nn.Linear(in_features + 2, types * dim)  # 2: of the place on the map
-        self.presence = None
-        if router.activation == "probability":
-            self.presence = nn.Linear(in_features, types)
+        has_presence = router.activation == "probability"
+        self.presence = nn.Linear(in_features, types) if has_presence else None
         votes = _make_votes(router, LayerSizes(types, dim, num_classes, dim), max_positions)
         self.class_capsules = RoutedLayer(votes, router)
         self.score = nn.Linear(dim, 1) if router.activation == "none" else None
@@ -166,9 +164,11 @@ def check_features(features: Tensor, in_features: int | None = None) -> None:
     """Raise ArgumentError unless these are maps, sequences or vectors of so many features."""
     check_floating(features=features)
     if features.dim() not in AXES:
-        expected = "expected [batch, features], [batch, length, features] or "
-        shape = list(features.shape)
-        raise ArgumentError("features", f"{expected}[batch, features, height, width], got {shape}")
+        raise ArgumentError(
+            "features",
+            "expected [batch, features], [batch, length, features] or "
+            f"[batch, features, height, width], got {list(features.shape)}",
+        )
     sizes = {} if in_features is None else {"features": in_features}
     check_shape("features", features, AXES[features.dim()], **sizes)
 
@@ -187,9 +187,11 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
         height, width = features.shape[2:]
         if height * width > max_positions:
             side = isqrt(max_positions)
-            return F.adaptive_avg_pool2d(features, (min(height, side), min(width, side)))
+            return nn.functional.adaptive_avg_pool2d(
+                features, (min(height, side), min(width, side))
+            )
     if features.dim() == 3 and features.shape[1] > max_positions:
-        return F.adaptive_avg_pool1d(features.mT, max_positions).mT
+        return nn.functional.adaptive_avg_pool1d(features.mT, max_positions).mT
     return features
 
 

@@ -94,8 +94,9 @@ class Heinsen2022(Router):
         self.W_S = nn.Parameter(torch.randn(n, m) * d**-0.5)
         self.B_S = nn.Parameter(torch.zeros(n, m))
         self.B_G2 = nn.Parameter(torch.zeros(m, d))
-        self.beta_use = nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m))
-        self.beta_ignore = nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m))
+        self.beta_use, self.beta_ignore = (
+            nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m)) for _ in range(2)
+        )
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Update credit, parents and couplings in turn.

@@ -79,8 +79,9 @@ class CapsuleLinear(RoutedLayer):
             out_dim=out_dim,
         )
         sizes = LayerSizes(in_capsules, in_dim, out_capsules, out_dim)
-        votes = LinearVotes(sizes, bias=bias, init_std=init_std)
-        super().__init__(votes, routing, **routing_options)
+        super().__init__(
+            LinearVotes(sizes, bias=bias, init_std=init_std), routing, **routing_options
+        )
         self.in_capsules = in_capsules
         self.in_dim = in_dim
         self.out_capsules = out_capsules
@@ -300,8 +301,9 @@ class ClassCaps(RoutedLayer):
                 expected |= {"height": len(centers[0]), "width": len(centers[1])}
             else:
                 options["make_places"] = partial(_places_of, make_centers, sizes.dim, indices)
-        votes = _make_votes(sizes, pose_size, options)
-        super().__init__(votes, routing, DenseField, **routing_options)
+        super().__init__(
+            _make_votes(sizes, pose_size, options), routing, DenseField, **routing_options
+        )
         self.expected = expected
 
     @property
@@ -334,11 +336,10 @@ def _places_of(
 def _make_sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
     """Sizes of a layer whose poses are P x P matrices, or vectors of these dimensions."""
     if isinstance(pose_size, int):
-        check_range("pose_size", pose_size, low=1)
+        check_positive(pose_size=pose_size)
         return LayerSizes(children, pose_size**2, parents, pose_size**2)
     in_dim, dim = pose_size
-    check_range("pose_size", in_dim, low=1)
-    check_range("pose_size", dim, low=1)
+    check_positive(pose_size=min(pose_size))
     return LayerSizes(children, in_dim, parents, dim)
 
 

@@ -107,7 +107,7 @@ class PrimaryCaps(nn.Module):
         if self.grouping == "flat":
             s = features.flatten(1).unflatten(1, (-1, self.dim))
         else:
-            s = features.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))
+            s = features.movedim(1, -1).unflatten(-1, (self.types, self.dim))
         return squash_with_length(s)
 
 
@@ -172,9 +172,9 @@ class MatrixPrimaryCaps(nn.Module):
         self.activation.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.pose_dim))
+        pose = self.pose(x).movedim(1, -1).unflatten(-1, (self.types, self.pose_dim))
         activation = torch.sigmoid(full_precision(self.activation(x)))
-        return Capsules(full_precision(pose), activation.permute(0, 2, 3, 1))
+        return Capsules(full_precision(pose), activation.movedim(1, -1))
 
 
 def flatten_space(capsules: Capsules) -> Capsules:

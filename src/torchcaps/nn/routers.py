@@ -12,7 +12,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops
-from torchcaps.errors import AblationUnsupportedError, ArgumentError, check_known, check_range
+from torchcaps.errors import (
+    AblationUnsupportedError,
+    ArgumentError,
+    check_known,
+    check_positive,
+    check_range,
+)
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import (
@@ -63,9 +69,9 @@ def create_router(routing: Routing, **options: Any) -> Router:
         option_names = list(inspect.signature(router_class).parameters)
         for option in options:
             if option not in option_names:
-                names = ", ".join(option_names) or "none"
                 raise TypeError(
-                    f"routing {routing!r} takes no option {option!r}; it takes: {names}"
+                    f"routing {routing!r} takes no option {option!r}; "
+                    f"it takes: {', '.join(option_names) or 'none'}"
                 )
         return router_class(**options)
     kind = type(routing).__name__
@@ -94,25 +100,22 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     check_known("impl", impl, ops.IMPLS)
     has_layer = False
     for layer in model.modules():
-        operators = getattr(layer, "operators", ())
-        if any(impl in ops.implementations(operator) for operator in operators):
+        if any(impl in ops.implementations(name) for name in getattr(layer, "operators", ())):
             layer.impl = impl  # type: ignore[assignment]
             has_layer = True
     if not has_layer:
-        owner = type(model).__name__
-        raise ArgumentError("impl", f"no layer of this {owner} has an implementation {impl!r}")
+        raise ArgumentError(
+            "impl", f"no layer of this {type(model).__name__} has an implementation {impl!r}"
+        )
 
 
 def check_iterations(iterations: int) -> int:
     """The number of iterations of a layer, from 1 to 100.
 
     Raises:
-        ArgumentError: a number out of range.
-        TypeError: not a whole number.
+        ArgumentError: a number out of range, or not a whole number.
     """
-    if isinstance(iterations, bool) or not isinstance(iterations, int):
-        raise TypeError(f"iterations: expected a whole number, got {iterations!r}")
-    check_range("iterations", iterations, low=1)
+    check_positive(iterations=iterations)
     check_range("iterations", iterations, high=MAX_ITERATIONS)
     return iterations
 
@@ -175,9 +178,9 @@ class Router(nn.Module):
             self.sizes = sizes
             self.build_parameters(sizes)
         elif self.sizes != sizes:
-            name = type(self).__name__
             raise ArgumentError(
-                "routing", f"this {name} was built for a layer of {self.sizes}, not of {sizes}"
+                "routing",
+                f"this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}",
             )
 
     def build_parameters(self, sizes: LayerSizes) -> None:
@@ -213,9 +216,9 @@ class Router(nn.Module):
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).build_parameters is not Router.build_parameters:
-            name = type(self).__name__
             raise RuntimeError(
-                f"{name}: no layer has built this router; call build(layer.votes.sizes)"
+                f"{type(self).__name__}: no layer has built this router; "
+                "call build(layer.votes.sizes)"
             )
         if votes.bias is not None and not self.adds_bias:
             raise ArgumentError(
@@ -291,7 +294,7 @@ class Router(nn.Module):
         Raises:
             ArgumentError: fewer than 1.
         """
-        check_range("iterations", iterations, low=1)
+        check_positive(iterations=iterations)
         if iterations >= self.num_iterations:
             return self
         router: Any = deepcopy(self)
@@ -310,8 +313,8 @@ class Router(nn.Module):
         return ROUTERS.name_of(type(self)) or type(self).__name__
 
     def extra_repr(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        options = {name: getattr(self, name, None) for name in names}
+        parameters = inspect.signature(type(self)).parameters
+        options = {name: getattr(self, name, None) for name in parameters}
         return ", ".join(
             f"{name}={option!r}"
             for name, option in options.items()
@@ -412,12 +415,10 @@ class RandomRouting(Router):
             scale=self.scale,
             device=votes.weight.device,
         )
-        factors = (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
-        weight = votes.matrices * factors
+        weight = votes.matrices * (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
         scaled = ProductVotes(votes.children, votes.field, weight, bias=votes.bias)
         routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
-        coupling_shape = routed.activation.shape[:-1] + c.shape
-        coupling = c.to(routed.pose.dtype).expand(coupling_shape)
+        coupling = c.to(routed.pose.dtype).expand(routed.activation.shape[:-1] + c.shape)
         return Routed(routed.pose, routed.activation, coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
@@ -462,9 +463,11 @@ class FunctionRouter(Router):
 def _check_routed(router: Router, routed: object, fixed: FixedCoupling | None) -> None:
     """Raise an error unless `route` returned Routed, by the fixed couplings of an ablation."""
     if not isinstance(routed, Routed):
-        name = f"{router.describe()} ({type(router).__name__})"
-        kind = type(routed).__name__
-        raise ArgumentError("routing", f"expected {name} to return Routed, got {kind}")
+        raise ArgumentError(
+            "routing",
+            f"expected {router.describe()} ({type(router).__name__}) to return Routed, "
+            f"got {type(routed).__name__}",
+        )
     if fixed is not None and not fixed.uses:
         raise AblationUnsupportedError(
             f"routing: {router.describe()} makes its couplings by itself, so they cannot be fixed "

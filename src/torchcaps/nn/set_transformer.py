@@ -8,11 +8,9 @@ to its logits, so that soft presences count softly. A presence is sigmoid(presen
 
 import math
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import full_precision, without_autocast
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) -> Tensor:
@@ -32,7 +30,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) ->
         `[batch, queries, dim]`, in the type of `value`.
     """
     dim = key.shape[-1]
-    log_presence = F.logsigmoid(presence_logit).unsqueeze(-2)  # [batch, 1, members]
+    log_presence = nn.functional.logsigmoid(presence_logit).unsqueeze(-2)  # [batch, 1, members]
     with without_autocast(query):
         scores = full_precision(query) @ full_precision(key).mT
         logits = scores / math.sqrt(dim) + log_presence  # [batch, queries, members]

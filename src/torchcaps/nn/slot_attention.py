@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.errors import check_known, check_range
-from torchcaps.functional.bounds import clamp_finite, factor_limit
+from torchcaps.errors import check_known, check_positive
+from torchcaps.functional.bounds import clamp_finite, factor_limit, full_precision
 from torchcaps.functional.random_coupling import random_logits
-from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
 from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import ModuleVotes, VotesModule
@@ -86,7 +85,7 @@ class SlotAttention(Router):
     ) -> None:
         super().__init__()
         check_known("start", start, Start)
-        check_range("hidden", hidden, low=1)
+        check_positive(hidden=hidden)
         self.iterations = check_iterations(iterations)
         self.start = start
         self.draws = start == "random"

@@ -24,7 +24,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import check_known
 from torchcaps.functional.squash import full_precision
@@ -198,8 +197,7 @@ class _DiagonalGaussians:
     """
 
     def __init__(self, X: Tensor, r: Tensor, kappa: Tensor) -> None:
-        weighted_sums = (r.unsqueeze(-2) @ X).squeeze(-2)
-        sums, sums_of_squares = weighted_sums.chunk(2, dim=-1)
+        sums, sums_of_squares = (r.unsqueeze(-2) @ X).squeeze(-2).chunk(2, dim=-1)
         self.m = sums / kappa.unsqueeze(-1)
         scatter = (sums_of_squares - sums * self.m).clamp(min=0)  # below 0 by rounding alone
         self.inverse_psi = 1 + scatter
@@ -239,8 +237,7 @@ class _FullGaussians:
         scatter = moments - kappa[..., None, None] * self.m.unsqueeze(-1) * self.m.unsqueeze(-2)
         identity = torch.eye(V.shape[-1], device=V.device, dtype=V.dtype)
         prior = (1 + slack)[..., None, None] * identity
-        inverse_psi = 0.5 * (scatter + scatter.mT) + prior
-        self.cholesky_factor = torch.linalg.cholesky(inverse_psi)
+        self.cholesky_factor = torch.linalg.cholesky(0.5 * (scatter + scatter.mT) + prior)
         self.log_det_psi = -2 * self.cholesky_factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
 
     def squared_distance(self, V: Tensor) -> Tensor:
@@ -258,7 +255,7 @@ class _Norm(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and input.numel() == input.shape[1]:
-            return F.batch_norm(input, self.running_mean, self.running_var)
+            return nn.functional.batch_norm(input, self.running_mean, self.running_var)
         return super().forward(input)
 
 

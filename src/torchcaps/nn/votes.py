@@ -49,8 +49,9 @@ class VotesModule(nn.Module):
 
     def __init__(self, sizes: LayerSizes) -> None:
         if not isinstance(sizes, LayerSizes):
-            expected = "expected LayerSizes(children, in_dim, parents, dim)"
-            raise TypeError(f"sizes: {expected}, got {sizes!r}")
+            raise TypeError(
+                f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}"
+            )
         check_positive(**sizes._asdict())
         super().__init__()
         self.sizes = sizes
@@ -185,8 +186,10 @@ class MatrixVotes(LinearVotes):
         **options: Any,
     ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
-            numbers = f"{sizes.in_dim} and {sizes.dim} numbers"
-            raise ArgumentError("sizes", f"expected poses of P x P numbers, got {numbers}")
+            raise ArgumentError(
+                "sizes",
+                f"expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers",
+            )
         self.identity = identity
         super().__init__(sizes, init_std=init_std, **options)
 

@@ -31,8 +31,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.base import Activations, EvaluationResult, Labels, check_scores
-from torchcaps.transfer import widen
+from torchcaps.evaluation.base import (
+    Activations,
+    EvaluationResult,
+    Labels,
+    check_scores,
+    proportion,
+    widen,
+)
 
 BINS = 15
 REJECTED = 0.05  # share of known images below the threshold
@@ -177,7 +183,7 @@ class HeldOutCalibration(EvaluationResult):
     num_samples: int
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def probabilities(self, activations: Activations) -> Float[Tensor, "n classes"]:
+    def probabilities(self, activations: Activations) -> Activations:
         """The calibrated probability of each class.
 
         Args:
@@ -278,7 +284,7 @@ def calibrate(
         error_before=reliability(before, is_correct).error,
         error=reliability(after, is_correct).error,
         threshold=threshold,
-        rejected=float(widen(largest < threshold).mean()),
+        rejected=proportion(largest < threshold),
         rejected_low=float(low),
         rejected_high=float(high),
         num_samples=num_samples,
@@ -331,17 +337,16 @@ def _limits(
     figures = {"length": first, "margin": first - second}
     if errors is not None:
         figures["error"] = -errors.cpu().double()
-    limits: dict[str, dict[str, float]] = {kind: {} for kind in SHARES}
+    limits = {}
     for kind, share in SHARES.items():
-        for name, column in figures.items():
-            limit = column.quantile(share, interpolation="lower")
-            limits[kind][name] = abs(limit.item())
+        limits[kind] = {
+            name: abs(column.quantile(share, interpolation="lower").item())
+            for name, column in figures.items()
+        }
     return limits
 
 
-def scaled_probabilities(
-    activations: Activations, temperature: float
-) -> Float[Tensor, "n classes"]:
+def scaled_probabilities(activations: Activations, temperature: float) -> Activations:
     """`a_k^(1/T) / sum_j a_j^(1/T)`, in float64 where the device has it.
 
     Args:

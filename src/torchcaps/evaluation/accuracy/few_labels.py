@@ -58,8 +58,7 @@ def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: floa
     _check_curve(counts, accuracy)
     if accuracy[0] >= target:
         return float(counts[0])
-    segments = pairwise(zip(counts, accuracy, strict=True))
-    for (count, low), (next_count, high) in segments:
+    for (count, low), (next_count, high) in pairwise(zip(counts, accuracy, strict=True)):
         if high >= target:
             position = (target - low) / (high - low)  # on the segment, from 0 to 1
             return float(count * (next_count / count) ** position)

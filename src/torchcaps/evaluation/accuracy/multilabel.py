@@ -21,10 +21,11 @@ from torchcaps.evaluation.base import (
     EvaluationResult,
     Labels,
     TextTable,
+    check_like,
     check_shares,
     proportion,
+    widen,
 )
-from torchcaps.transfer import widen
 from torchcaps.words import percent, rounded
 
 
@@ -65,13 +66,15 @@ class MultiLabel(EvaluationResult):
 
     def table(self) -> TextTable:
         """A row for each share."""
-        rows = [
-            ("all labels found", percent(self.exact)),
-            ("at least one", percent(self.almost)),
-            ("of single labels", percent(self.per_digit)),
-            ("AUROC, mean of classes", rounded(self.auroc)),
-        ]
-        return TextTable(("found", "share"), rows)
+        return TextTable(
+            ("found", "share"),
+            [
+                ("all labels found", percent(self.exact)),
+                ("at least one", percent(self.almost)),
+                ("of single labels", percent(self.per_digit)),
+                ("AUROC, mean of classes", rounded(self.auroc)),
+            ],
+        )
 
 
 def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n count"]:
@@ -101,11 +104,8 @@ def predicted_classes(
         activations: `[n, classes]`.
         labels: `[n]` class indices; or 0 and 1 `[n, classes]`.
     """
-    if labels.dim() == 1:
-        predicted = torch.zeros_like(activations, dtype=torch.bool)
-        return predicted.scatter_(1, activations.argmax(dim=1, keepdim=True), True)
     ranks = activations.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return ranks < labels.sum(dim=1, keepdim=True)
+    return ranks < (1 if labels.dim() == 1 else labels.sum(dim=1, keepdim=True))
 
 
 def label_hits(
@@ -120,8 +120,7 @@ def label_hits(
     Returns:
         `[n, classes]` booleans.
     """
-    is_label = multi_hot(labels, activations.shape[1]).bool()
-    return predicted_classes(activations, labels) & is_label
+    return predicted_classes(activations, labels) & multi_hot(labels, activations.shape[1]).bool()
 
 
 def score_multilabel(
@@ -146,8 +145,8 @@ def score_multilabel(
         ArgumentError: for shapes that do not fit, other labels, or activations that are not lengths.
     """
     check_shape("activations", activations, ("n", "classes"))
-    num_images, num_classes = activations.shape
-    check_shape("labels", labels, ("n", "classes"), n=num_images, classes=num_classes)
+    num_images = len(activations)
+    check_like("labels", labels, activations, ("n", "classes"))
     check_range("number of labels", labels.numel(), low=1)
     is_label = labels == 1
     if not (is_label | (labels == 0)).all() or not is_label.any(dim=1).all():

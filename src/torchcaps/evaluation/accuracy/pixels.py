@@ -9,8 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
-from torchcaps.transfer import widen
+from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like, widen
 from torchcaps.words import rounded
 
 TOLERANCE = 2  # pixels
@@ -83,9 +82,7 @@ def pixel_counts(
     t = (true.unsqueeze(1) == foreground).float()
     edge_p = _edge(p)
     edge_t = _edge(t)
-    near_t = edge_p * _dilate(edge_t)
-    near_p = edge_t * _dilate(edge_p)
-    maps = (p * t, p, t, edge_p, edge_t, near_t, near_p)
+    maps = (p * t, p, t, edge_p, edge_t, edge_p * _dilate(edge_t), edge_t * _dilate(edge_p))
     return PixelCounts._make(x.flatten(2).sum(dim=2) for x in maps)
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -117,8 +116,8 @@ def transform_images(
     half = torch.tensor([width / 2, height / 2], dtype=torch.float64)
     theta = torch.cat([inverse * half / half.unsqueeze(1), (offset / half).unsqueeze(1)], dim=1)
     theta = theta.to(images).expand(len(images), -1, -1)
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, align_corners=False)
+    grid = nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 def affine_sweep(
@@ -173,12 +172,12 @@ def _accuracy(
     amount: float,
 ) -> float:
     """Return the accuracy under a change; under a shift, the mean over its four directions."""
-    changes: list[dict[str, Any]] = [{kind: amount}]
+    amounts: list[Any] = [amount]
     if kind == "shift":
-        offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
-        changes = [{"shift": offset} for offset in offsets]
+        amounts = [(amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount)]
     correct = [
-        right_answers(model, transform_images(images, **change), labels) for change in changes
+        right_answers(model, transform_images(images, **{kind: change}), labels)
+        for change in amounts
     ]
     return proportion(torch.stack(correct))
 
@@ -238,13 +237,14 @@ def equivariance(
         turned_poses, turned_activations = _poses(model, turned, labels)
         matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
         is_agreement = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
-        row = (
-            r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
-            r_squared(poses[1::2], turned_poses[1::2]),
-            float((turned_activations - activations).abs()[1::2].mean()),
-            proportion(is_agreement[1::2]),
+        rows.append(
+            (
+                r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
+                r_squared(poses[1::2], turned_poses[1::2]),
+                float((turned_activations - activations).abs()[1::2].mean()),
+                proportion(is_agreement[1::2]),
+            )
         )
-        rows.append(row)
     equivariant, invariant, change, agreement = map(tuple, zip(*rows, strict=True))
     amounts = tuple(map(float, rotation))
     return Equivariance(amounts, equivariant, invariant, change, agreement, len(images) // 2)

@@ -25,9 +25,9 @@ from torchcaps.evaluation.base import (
     check_like,
     image_activations,
     proportion,
+    widen,
 )
 from torchcaps.evaluation.decoding import reconstructions
-from torchcaps.transfer import widen
 
 RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
@@ -46,8 +46,7 @@ def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, 
     Raises:
         ArgumentError: for another model, or images that do not fit.
     """
-    distances, _ = _distances(model, images)
-    return distances
+    return _distances(model, images)[0]
 
 
 def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:

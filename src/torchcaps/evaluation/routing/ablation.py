@@ -175,8 +175,11 @@ def routing_ablation(
     check_labeled(images, labels)
     has_agreement = any(layer.router.agreement for layer in routed_layers(model).values())
     if not agreement and not has_agreement:
-        problem = "with fixed couplings, no activation of this model depends on how far votes agree"
-        raise ArgumentError("agreement", f"expected True: {problem}")
+        raise ArgumentError(
+            "agreement",
+            "expected True: with fixed couplings, no activation of this model depends on how far "
+            "votes agree",
+        )
 
     def answer(change: Callable[[Router], Router], size: int = ROUTED_BATCH) -> Tensor:
         with swapped_routers(model, change):
@@ -187,11 +190,9 @@ def routing_ablation(
     true = labels.cpu()
     routed = answer(lambda router: router)
     uniform = answer(methodcaller("uniform", agreement=agreement))
-    change = methodcaller("random", seed, agreement=agreement)
-    random = answer(change, STORED_BATCH)
-    comparison = compare_answers(routed == true, uniform == true, seed=seed)
+    random = answer(methodcaller("random", seed, agreement=agreement), STORED_BATCH)
     return RoutingAblation(
-        comparison,
+        compare_answers(routed == true, uniform == true, seed=seed),
         proportion(random == true),
         proportion(routed != uniform),
         agreement and has_agreement,
@@ -223,7 +224,8 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
     entropy: defaultdict[str, Series] = defaultdict(tuple)
     straight: defaultdict[str, Series] = defaultdict(tuple)
     straight_by_class = []
-    for count in range(1, last + 1):
+    counts = range(1, last + 1)
+    for count in counts:
         with swapped_routers(model, methodcaller("with_iterations", count)):
             routed = route_images(model, images)
         answers.append(routed.activation.argmax(dim=1))
@@ -237,7 +239,7 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
             means = (float(row.mean()) if len(row) else None for row in of_class)
             straight_by_class.append(tuple(means))
     return IterationDynamics(
-        iterations=tuple(range(1, last + 1)),
+        iterations=tuple(counts),
         accuracy=tuple(proportion(answer == labels) for answer in answers),
         changed=tuple(proportion(answer != answers[0]) for answer in answers),
         entropy=dict(entropy),

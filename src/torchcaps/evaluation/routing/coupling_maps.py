@@ -173,8 +173,7 @@ def _hand_down(
     """
     weight = trace.coupling.float() * trace.child_activation.float().unsqueeze(-1)
     shares = weight / weight.sum(dim=-2, keepdim=True).clamp(min=1e-12)
-    child_support = (shares * support.unsqueeze(-2)).sum(dim=-1)
-    return layer.make_votes(children).field.scatter(child_support)
+    return layer.make_votes(children).field.scatter((shares * support.unsqueeze(-2)).sum(dim=-1))
 
 
 def _spread_over_pixels(
@@ -212,8 +211,7 @@ def _window(kernel: int, stride: int) -> Tensor:
     """
     step = min(stride, kernel)
     ramp = torch.arange(1, kernel + 1)
-    height = min(step, kernel - step + 1)
-    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=height).float()
+    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=min(step, kernel - step + 1)).float()
     return weight / weight.sum()
 
 
