@@ -116,8 +116,9 @@ class MetricResult(EvaluationResult):
     @property
     def summary(self) -> str:
         """`accuracy 0.9712 on 1,000 images`."""
-        score = f"{in_words(self.score)} {self.figures[self.score]:.4f}"
-        return f"{score} on {self.num_samples:,} images"
+        return (
+            f"{in_words(self.score)} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
+        )
 
     def to_dict(self) -> Json:
         return {**self.figures, **self.extra, "num_samples": self.num_samples}

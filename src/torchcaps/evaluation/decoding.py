@@ -496,7 +496,6 @@ def name_axis(
         change = float((figures[-1] - figures[0]).abs()) / units[name]
         if change < MIN_CHANGE or name in names:
             continue
-        correlation = spearmanr(torch.arange(len(figures)), figures).statistic
-        if abs(correlation) >= MIN_CORRELATION:
+        if abs(spearmanr(torch.arange(len(figures)), figures).statistic) >= MIN_CORRELATION:
             changes[name] = change
     return max(changes, key=changes.__getitem__, default="")

@@ -62,6 +62,4 @@ def inverse(pose: Poses) -> Poses:
     q = -b / determinant
     r = -c / determinant
     s = a / determinant
-    first_row = (p, q, -(p * x + q * y))
-    second_row = (r, s, -(r * x + s * y))
-    return torch.stack(first_row + second_row, dim=-1)
+    return torch.stack([p, q, -(p * x + q * y), r, s, -(r * x + s * y)], dim=-1)

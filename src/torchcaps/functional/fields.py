@@ -36,16 +36,12 @@ Map = Float[Tensor, "batch height width *rest"]
 Pairs = Float[Tensor, "batch *positions i j"]  # a number for each child and parent of a position
 
 
-def spatial_last(
-    x: Map,
-) -> Float[Tensor, "batch *rest height width"]:
+def spatial_last(x: Map) -> Float[Tensor, "batch *rest height width"]:
     """Move the axes of a map to the end: `[batch, *rest, height, width]`, a view."""
     return x.movedim((1, 2), (-2, -1))
 
 
-def spatial_first(
-    x: Float[Tensor, "batch *rest height width"],
-) -> Map:
+def spatial_first(x: Float[Tensor, "batch *rest height width"]) -> Map:
     """The inverse of `spatial_last`, a view."""
     return x.movedim((-2, -1), (1, 2))
 

@@ -209,8 +209,9 @@ class Votes(ABC):
     @property
     def activation(self) -> Float[Tensor, "batch *positions i"]:
         """Activations of each position's children, in full precision; 0 for absent ones."""
-        activation = self.children.activation
-        return self._memoized("activation", lambda: self.field.gather(full_precision(activation)))
+        return self._memoized(
+            "activation", lambda: self.field.gather(full_precision(self.children.activation))
+        )
 
     @property
     def mask(self) -> Float[Tensor, "#batch *positions i"] | None:

@@ -22,6 +22,7 @@ ImageSize = int | tuple[int, int]  # height and width in pixels, or one number f
 Images = Float[Tensor, "batch channels height width"]
 FeatureMap = Float[Tensor, "batch channels rows columns"]
 Classes = Float[Tensor, "batch classes"]
+Sizes = tuple[int, ...]  # of layers, such as their channels
 
 
 def side_after(side: int, windows: Sequence[tuple[int, int]]) -> int:
@@ -142,12 +143,14 @@ class ImageModel(nn.Module, ABC):
         Autocast takes any floating point but float64.
         """
         height, width = self.img_size
-        name = type(self).__name__
         note = ""
         if images.dim() == 4 and images.shape[2:] != self.img_size:
-            note = f"; {name} has weights for each place of its img_size: resize, or build it anew"
+            note = (
+                f"; {type(self).__name__} has weights for each place of its img_size: resize, or "
+                "build it anew"
+            )
         if self.spec.any_size and images.dim() == 4:
-            note = f"; {name} takes {height}x{width} pixels, its img_size, and larger images"
+            note = f"; this network takes {height}x{width} pixels, its img_size, and larger images"
             height, width = max(height, images.shape[2]), max(width, images.shape[3])
         sizes = {"channels": self.in_chans, "height": height, "width": width}
         try:

@@ -1,12 +1,12 @@
 """The registry of models: names, what is known of each, construction."""
 
+import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace as with_changes
-from fnmatch import fnmatch
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -133,7 +133,7 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
     Returns:
         Their names, sorted.
     """
-    names = [name for name in MODELS.names() if fnmatch(name, filter)]
+    names = fnmatch.filter(MODELS.names(), filter)
     if pretrained:
         names = [name for name in names if (FOLDER / f"{name}.safetensors").is_file()]
     return names

@@ -20,6 +20,7 @@ from torchcaps.models._backbones import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Backbone,
+    Channels,
     create_backbone,
     transformers_recipe,
 )
@@ -241,9 +242,8 @@ class CapsuleHeadNetwork(_OnBackbone):
         )
 
     def _build_head(self, **options: Any) -> nn.Module:
-        num_features = self.backbone.shape[0]
         options["max_positions"] = self.backbone.max_positions
-        return CapsuleHead(num_features, self.num_classes, **options)
+        return CapsuleHead(self.backbone.shape[0], self.num_classes, **options)
 
     def capsules(self, images: Images) -> Capsules:
         return self.head(self.features(images))
@@ -280,8 +280,8 @@ def with_backbone(
     head: Literal["capsule", "linear"] = "capsule",
     pretrained: bool = True,
     freeze: bool | None = None,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
+    mean: Channels = IMAGENET_MEAN,
+    std: Channels = IMAGENET_STD,
     **options: Any,
 ) -> nn.Module:
     """A network of class capsules on a backbone, for images in [0, 1].

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchcaps.errors import ArgumentError, check_positive, check_range
-from torchcaps.models._base import Classes, Images, ImageSize, PlainNetwork
+from torchcaps.models._base import Classes, Images, ImageSize, PlainNetwork, Sizes
 from torchcaps.models._registry import ModelInfo, create_model, register_model, register_variant
 from torchcaps.models.notebook import parameter_count
 
@@ -62,12 +62,12 @@ class CNN(PlainNetwork):
         in_chans: int = 1,
         img_size: ImageSize = 28,
         *,
-        channels: tuple[int, ...] = (256, 256, 128),
-        kernels: tuple[int, ...] = (5, 5, 5),
+        channels: Sizes = (256, 256, 128),
+        kernels: Sizes = (5, 5, 5),
         stride: int = 1,
         pool: bool = False,
         global_pool: bool = False,
-        hidden: tuple[int, ...] = (328, 192),
+        hidden: Sizes = (328, 192),
         dropout: float = 0.5,
         **options: bool,
     ) -> None:
@@ -79,7 +79,7 @@ class CNN(PlainNetwork):
         super().__init__(num_classes, in_chans, img_size, smallest=smallest, **options)
         self.convolutions = nn.Sequential()
         below = in_chans
-        sides: tuple[int, ...] = self.img_size
+        sides: Sizes = self.img_size
         for above, kernel in zip(channels, kernels, strict=True):
             conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2)
             self.convolutions.extend([conv, nn.ReLU()])
@@ -104,9 +104,7 @@ class CNN(PlainNetwork):
         return self.classes_layer(self.dropout(features))
 
 
-def check_layers(
-    channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...]
-) -> None:
+def check_layers(channels: Sizes, kernels: Sizes, hidden: Sizes) -> None:
     """Raise ValueError for layers that are none, see `CNN`, and for more than a hundred of them."""
     for width in channels:
         check_positive(channels=width)
@@ -163,8 +161,9 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
         with torch.device("meta"):  # takes no memory, draws nothing
             return parameter_count(build(first, hidden))
 
-    widest = bisect_right(range(1, MAX_WIDTH), target, key=lambda n: count_weights(n, 32 * n))
-    first = max(1, widest)
+    first = max(
+        1, bisect_right(range(1, MAX_WIDTH), target, key=lambda n: count_weights(n, 32 * n))
+    )
     fewest = count_weights(first, 1)
     per_unit = count_weights(first, 2) - fewest
     cnn = build(first, max(1, round((target - fewest) / per_unit + 1)))

@@ -100,7 +100,7 @@ class RoutedSkip(RoutedLayer):
     """
 
     def __init__(self, types: int, dim: int, iterations: int, local: bool) -> None:
-        votes = KernelVotes(LayerSizes(children=types, in_dim=dim, parents=types, dim=dim))
+        votes = KernelVotes(LayerSizes(types, dim, types, dim))
         competition = per_position if local else global_competition
         super().__init__(votes, MapRouting(iterations, local=local), competition)
 
@@ -127,7 +127,7 @@ class CapsuleCell(nn.Module):
         in_channels: int,
         types: int,
         dim: int,
-        skip: RoutedSkip | None = None,
+        skip: RoutedSkip | None,
     ) -> None:
         super().__init__()
         layer = partial(ConvCapsules, types * dim, types, dim)

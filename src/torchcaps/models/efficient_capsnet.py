@@ -15,7 +15,7 @@ from torch import nn
 
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import DrawingModel, Images, ImageSize, side_after, side_before
+from torchcaps.models._base import DrawingModel, Images, ImageSize, Sizes, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder, truncated_normal_
@@ -85,7 +85,7 @@ class EfficientCapsNet(DrawingModel):
         in_chans: int = 1,
         img_size: ImageSize = 28,
         *,
-        stem: tuple[tuple[int, ...], ...] = MNIST,
+        stem: tuple[Sizes, ...] = MNIST,
         edge: int = 0,
         norm: Literal["batch", "instance"] = "batch",
         norm_first: bool = False,
@@ -111,8 +111,7 @@ class EfficientCapsNet(DrawingModel):
                 after.reverse()
             conv = nn.Conv2d(below, above, kernel, stride, padding)
             truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)  # Keras' "he_normal"
-            self.stem.append(conv)
-            self.stem.extend(after)
+            self.stem.extend([conv, *after])
             below = above
 
         height, width = (side_after(side, windows) - edge for side in self.img_size)
@@ -145,7 +144,7 @@ class EfficientCapsNet(DrawingModel):
         return self.class_capsules(primary)  # 10 of dim 16
 
 
-def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
+def complete_stem(stem: tuple[Sizes, ...]) -> list[Sizes]:
     """Kernel, stride, channels and padding of each convolution; see `EfficientCapsNet`."""
     sizes = []
     for n, numbers in enumerate(stem):

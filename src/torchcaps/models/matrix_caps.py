@@ -107,21 +107,22 @@ class MatrixCaps(ImageModel):
         def options_for(children: int, parents: int) -> dict[str, Any]:
             return temperature(gain, children / parents, options["iterations"], pose_size) | options
 
-        first_layer = ConvCaps(
-            primary_types,
-            types[0],
-            *LAYERS[1],
-            convention=convention,
-            **options_for(num_primary, num_first),
+        self.conv_capsules = nn.Sequential(
+            ConvCaps(
+                primary_types,
+                types[0],
+                *LAYERS[1],
+                convention=convention,
+                **options_for(num_primary, num_first),
+            ),
+            ConvCaps(
+                types[0],
+                types[1],
+                *LAYERS[2],
+                convention=convention,
+                **options_for(num_first, num_second),
+            ),
         )
-        second_layer = ConvCaps(
-            types[0],
-            types[1],
-            *LAYERS[2],
-            convention=convention,
-            **options_for(num_first, num_second),
-        )
-        self.conv_capsules = nn.Sequential(first_layer, second_layer)
         centers = None
         if coordinates:
             rows, columns = (receptive_centers(side, LAYERS) for side in self.img_size)

@@ -81,11 +81,10 @@ def convolution(
 
 def residual_blocks(widths: Iterable[int], shortcut: Shortcut) -> list[ResidualBlock]:
     """A block from each of these widths to the next, of stride 2 where it changes."""
-    blocks = []
-    for below, above in pairwise(widths):
-        stride = 1 if below == above else 2
-        blocks.append(ResidualBlock(below, above, stride, shortcut))
-    return blocks
+    return [
+        ResidualBlock(below, above, 1 if below == above else 2, shortcut)
+        for below, above in pairwise(widths)
+    ]
 
 
 def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:
@@ -101,7 +100,8 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     check_positive(width=width)
     check_known("shortcut", shortcut, Shortcut)
     widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
-    return nn.Sequential(convolution(in_chans, width)).extend(residual_blocks(widths, shortcut))
+    blocks = residual_blocks(widths, shortcut)
+    return nn.Sequential(convolution(in_chans, width)).extend(blocks)
 
 
 # The network of 20 layers for CIFAR-10: 270 thousand parameters.

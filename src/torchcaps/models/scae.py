@@ -395,8 +395,9 @@ class SCAE(ImageModel):
         Returns:
             Parts, objects, drawings and likelihoods; see `Explanation`.
         """
-        part_noise = None if noise is None else noise.parts
-        parts, drawings, logits, log_likelihood = self.explain_pixels(images, part_noise)
+        parts, drawings, logits, log_likelihood = self.explain_pixels(
+            images, None if noise is None else noise.parts
+        )
         objects, pose_log_likelihood, posterior = self._explain_poses(parts, noise)
         return Explanation(
             parts, objects, drawings, logits, log_likelihood, pose_log_likelihood, posterior

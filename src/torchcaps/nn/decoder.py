@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known
 from torchcaps.types import Capsules
 
+MaskedPoses = Float[Tensor, "batch capsules dim"]
 ImageShape = tuple[int, int, int]  # channels, height, width
 Init = Literal["torch", "keras"]
 UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
@@ -22,9 +23,7 @@ MAX_SHARE = 0.3  # parameters of a decoder of larger images, over those of the r
 MAX_GROWTH = 1.1
 
 
-def mask_capsules(
-    capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-) -> Float[Tensor, "batch capsules dim"]:
+def mask_capsules(capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> MaskedPoses:
     """Set the poses of all but one capsule to zero.
 
     Source: arXiv 1710.09829, section 4.1. All inputs of the decoder stay, so that it knows which
@@ -144,9 +143,7 @@ class FullyConnectedDecoder(nn.Module):
             for layer in linears:
                 nn.init.zeros_(layer.bias)
 
-    def forward(
-        self, masked: Float[Tensor, "batch capsules dim"]
-    ) -> Float[Tensor, "batch channels height width"]:
+    def forward(self, masked: MaskedPoses) -> Float[Tensor, "batch channels height width"]:
         dtype = next(self.parameters()).dtype
         return self.layers(masked.flatten(1).to(dtype)).unflatten(1, self.image_shape)
 
@@ -179,9 +176,7 @@ class UpsamplingDecoder(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    def forward(
-        self, masked: Float[Tensor, "batch capsules dim"]
-    ) -> Float[Tensor, "batch channels height width"]:
+    def forward(self, masked: MaskedPoses) -> Float[Tensor, "batch channels height width"]:
         x = self.dense(masked.flatten(1).to(self.dense.weight.dtype))
         x = x.unflatten(1, self.start).unsqueeze(1)
         *hidden, last = self.convolutions

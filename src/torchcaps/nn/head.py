@@ -92,8 +92,13 @@ class CapsuleHead(nn.Module):
         self.num_classes = num_classes
         self.types = types
         self.max_positions = max_positions
-        sizes = {"types": types, "dim": dim, "max_positions": max_positions}
-        self.options = {"routing": routing} | sizes | routing_options
+        self.options = {
+            "routing": routing,
+            "types": types,
+            "dim": dim,
+            "max_positions": max_positions,
+            **routing_options,
+        }
         router = create_router(routing, **routing_options)
         self.activation = router.activation
         self.norm = nn.LayerNorm(in_features)
@@ -122,7 +127,7 @@ class CapsuleHead(nn.Module):
         Raises:
             ArgumentError: features or a mask of another shape or type.
         """
-        check_features(features, self.in_features)
+        check_features(features, features=self.in_features)
         if mask is None:
             x = self.norm(as_map(pool_positions(features, self.max_positions)))
             return self._classes(_with_places(x), x, None)
@@ -160,17 +165,16 @@ class CapsuleHead(nn.Module):
         return Capsules(classes.pose, scores.squeeze(-1).softmax(dim=-1))
 
 
-def check_features(features: Tensor, in_features: int | None = None) -> None:
-    """Raise ArgumentError unless these are maps, sequences or vectors of so many features."""
-    check_floating(features=features)
-    if features.dim() not in AXES:
+def check_features(x: Tensor, **sizes: int) -> None:
+    """Raise ArgumentError unless these are maps, sequences or vectors of features of such sizes."""
+    check_floating(features=x)
+    if x.dim() not in AXES:
         raise ArgumentError(
             "features",
             "expected [batch, features], [batch, length, features] or "
-            f"[batch, features, height, width], got {list(features.shape)}",
+            f"[batch, features, height, width], got {list(x.shape)}",
         )
-    sizes = {} if in_features is None else {"features": in_features}
-    check_shape("features", features, AXES[features.dim()], **sizes)
+    check_shape("features", x, AXES[x.dim()], **sizes)
 
 
 def pool_positions(features: Tensor, max_positions: int) -> Tensor:

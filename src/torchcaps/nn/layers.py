@@ -23,6 +23,7 @@ from torchcaps.nn.votes import LinearVotes, MatrixVotes
 from torchcaps.types import LayerSizes
 
 PoseSize = int | tuple[int, int]
+MakeCenters = Callable[[int], Sequence[float]]
 
 
 class CapsuleLinear(RoutedLayer):
@@ -168,8 +169,8 @@ class ConvCaps(RoutedLayer):
         )
         windows = self._num_windows(kernel_size, stride, convention == "type")
         sizes = _make_sizes(in_types * kernel_size**2, out_types, pose_size)
-        options: dict[str, Any] = {"bias": bias, "init_std": init_std}
-        super().__init__(_make_votes(sizes, pose_size, options, windows), router, field)
+        votes = _make_votes(sizes, pose_size, windows, bias=bias, init_std=init_std)
+        super().__init__(votes, router, field)
         self.kernel_size = kernel_size
         self.stride = stride
         self.padding = padding
@@ -281,7 +282,7 @@ class ClassCaps(RoutedLayer):
         routing: Routing = "em",
         pose_size: PoseSize = 4,
         centers: tuple[Sequence[float], Sequence[float]] | None = None,
-        make_centers: Callable[[int], Sequence[float]] | None = None,
+        make_centers: MakeCenters | None = None,
         indices: tuple[int, int] | None = None,
         bias: bool = False,
         init_std: float | None = None,
@@ -302,7 +303,7 @@ class ClassCaps(RoutedLayer):
             else:
                 options["make_places"] = partial(_places_of, make_centers, sizes.dim, indices)
         super().__init__(
-            _make_votes(sizes, pose_size, options), routing, DenseField, **routing_options
+            _make_votes(sizes, pose_size, **options), routing, DenseField, **routing_options
         )
         self.expected = expected
 
@@ -323,7 +324,7 @@ def _make_places(
 
 
 def _places_of(
-    make_centers: Callable[[int], Sequence[float]],
+    make_centers: MakeCenters,
     dim: int,
     indices: tuple[int, int],
     height: int,
@@ -346,12 +347,10 @@ def _make_sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
 def _make_votes(
     sizes: LayerSizes,
     pose_size: PoseSize,
-    options: dict[str, Any],
     windows: float = 1.0,
+    **options: Any,
 ) -> LinearVotes:
     """Votes of poses that are matrices, or vectors; options are those of both."""
     if isinstance(pose_size, int):
-        if options["init_std"] is None:
-            options["init_std"] = 0.1
         return MatrixVotes(sizes, **options)
     return LinearVotes(sizes, windows=windows, **options)

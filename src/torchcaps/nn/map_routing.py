@@ -20,13 +20,13 @@ from torchcaps.functional.fields import Convention, DenseField, spatial_first, s
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.nn.routed import MAP, RoutedLayer
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.nn.votes import BIAS, ModuleVotes, VotesModule
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 
 @register_router("map")
-class MapRouting(Router):
+class MapRouting(IterativeRouter):
     """Routing by agreement in which the map of a parent type is squashed as one vector.
 
         b_pij = 0
@@ -50,8 +50,7 @@ class MapRouting(Router):
     def __init__(
         self, iterations: int = 3, *, local: bool = False, impl: ops.Impl = "auto"
     ) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+        super().__init__(iterations)
         self.local = local
         self.impl = impl
         self.operators = ("map_routing",) if local else ()

@@ -119,6 +119,8 @@ class WholeMapConv2d(nn.Conv2d):
     Rows and columns beyond the kernel are left out. `weight` is `[channels, 1, *kernel_size]`.
     """
 
+    bias: nn.Parameter  # there always is one
+
     def __init__(self, channels: int, kernel_size: tuple[int, int]) -> None:
         super().__init__(channels, channels, kernel_size, groups=channels)
         nn.init.xavier_uniform_(self.weight)
@@ -128,10 +130,7 @@ class WholeMapConv2d(nn.Conv2d):
     ) -> Float[Tensor, "batch channels"]:
         height, width = self.kernel_size
         pixels = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
-        features = (pixels * full_precision(self.weight).flatten(1).T).sum(dim=1)
-        if self.bias is None:
-            return features
-        return features + self.bias
+        return (pixels * full_precision(self.weight).flatten(1).T).sum(dim=1) + self.bias
 
 
 class MatrixPrimaryCaps(nn.Module):

@@ -74,14 +74,18 @@ def create_router(routing: Routing, **options: Any) -> Router:
                     f"it takes: {', '.join(option_names) or 'none'}"
                 )
         return router_class(**options)
-    kind = type(routing).__name__
     if options:
-        raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {kind}")
+        raise TypeError(
+            f"routing: options ({', '.join(options)}) go with a name, "
+            f"not with {type(routing).__name__}"
+        )
     if isinstance(routing, Router):
         return routing
     if callable(routing):
         return FunctionRouter(routing)
-    raise TypeError(f"routing: expected a name, a module or a function, got {kind}")
+    raise TypeError(
+        f"routing: expected a name, a module or a function, got {type(routing).__name__}"
+    )
 
 
 def set_impl(model: nn.Module, impl: ops.Impl) -> None:
@@ -231,8 +235,18 @@ class Router(nn.Module):
         context = context or RoutingContext()
         votes = votes.bind(replace(context, clamp=not self.handles_extreme_votes, fixed=fixed))
         with without_autocast(votes.children.pose):
-            routed = self.route(votes, parents)
-        _check_routed(self, routed, fixed)
+            routed: object = self.route(votes, parents)
+        if not isinstance(routed, Routed):
+            raise ArgumentError(
+                "routing",
+                f"expected {self.describe()} ({type(self).__name__}) to return Routed, "
+                f"got {type(routed).__name__}",
+            )
+        if fixed is not None and not fixed.uses:
+            raise AblationUnsupportedError(
+                f"routing: {self.describe()} makes its couplings by itself, so they cannot be "
+                "fixed for an ablation; let it take them from votes.couple(logits)"
+            )
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -322,8 +336,20 @@ class Router(nn.Module):
         )
 
 
+class IterativeRouter(Router):
+    """Base of routers that have a number of iterations.
+
+    Args:
+        iterations: from 1 to 100.
+    """
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self.iterations = check_iterations(iterations)
+
+
 @register_router("dynamic")
-class DynamicRouting(Router):
+class DynamicRouting(IterativeRouter):
     """`functional.dynamic_routing` with its options; a fast path never stores the votes of a batch.
 
     Args:
@@ -348,9 +374,8 @@ class DynamicRouting(Router):
         over: Over = "parents",
         impl: ops.Impl = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(iterations)
         check_known("over", over, Over)
-        self.iterations = check_iterations(iterations)
         self.leaky = leaky
         self.detach = detach
         self.over = over
@@ -458,21 +483,6 @@ class FunctionRouter(Router):
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
-
-
-def _check_routed(router: Router, routed: object, fixed: FixedCoupling | None) -> None:
-    """Raise an error unless `route` returned Routed, by the fixed couplings of an ablation."""
-    if not isinstance(routed, Routed):
-        raise ArgumentError(
-            "routing",
-            f"expected {router.describe()} ({type(router).__name__}) to return Routed, "
-            f"got {type(routed).__name__}",
-        )
-    if fixed is not None and not fixed.uses:
-        raise AblationUnsupportedError(
-            f"routing: {router.describe()} makes its couplings by itself, so they cannot be fixed "
-            "for an ablation; let it take them from votes.couple(logits)"
-        )
 
 
 def _check_fixed(seed: int, scale: float) -> None:

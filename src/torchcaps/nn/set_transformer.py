@@ -29,11 +29,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) ->
     Returns:
         `[batch, queries, dim]`, in the type of `value`.
     """
-    dim = key.shape[-1]
     log_presence = nn.functional.logsigmoid(presence_logit).unsqueeze(-2)  # [batch, 1, members]
     with without_autocast(query):
         scores = full_precision(query) @ full_precision(key).mT
-        logits = scores / math.sqrt(dim) + log_presence  # [batch, queries, members]
+        logits = scores / math.sqrt(key.shape[-1]) + log_presence  # [batch, queries, members]
         attention = logits.softmax(dim=-1)
         outputs = attention @ full_precision(value)
     return outputs.to(value.dtype)

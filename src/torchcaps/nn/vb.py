@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_known
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 Covariance = Literal["diagonal", "full"]
@@ -37,7 +37,7 @@ LOG_2_PI_E = math.log(2 * math.pi * math.e)
 
 
 @register_router("vb")
-class VBRouting(Router):
+class VBRouting(IterativeRouter):
     """A mixture of Gaussians with priors on all parameters.
 
     The variance of a parent with few votes stays near that of its prior. The numbers in brackets
@@ -96,9 +96,8 @@ class VBRouting(Router):
         outlier: float | None = None,
         local_start: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(iterations)
         check_known("covariance", covariance, Covariance)
-        self.iterations = check_iterations(iterations)
         self.covariance = covariance
         self.batch_norm = batch_norm
         self.weighted = weighted

@@ -50,6 +50,8 @@ MIN_SAMPLES = 100  # held-out images that limits need
 ROUNDING = 1e-9
 LOG_TEMPERATURES = (math.log(0.01), math.log(100))
 
+Figures = Mapping[str, float]
+
 
 @dataclass(frozen=True)
 class Reliability:
@@ -181,7 +183,7 @@ class HeldOutCalibration(EvaluationResult):
     rejected_low: float
     rejected_high: float
     num_samples: int
-    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    limits: Mapping[str, Figures] = field(default_factory=dict)
 
     def probabilities(self, activations: Activations) -> Activations:
         """The calibrated probability of each class.
@@ -223,7 +225,7 @@ class HeldOutCalibration(EvaluationResult):
         return cls(**numbers, limits=limits)
 
 
-def doubt(figures: Mapping[str, float], limits: Mapping[str, float]) -> str:
+def doubt(figures: Figures, limits: Figures) -> str:
     """Why a picture looks like none of the training images.
 
     Args:

@@ -209,7 +209,7 @@ def score(
     num_classes = len(names)
     check_scores(activations, labels, classes=num_classes)
     activations = activations.detach().float().cpu()
-    labels = labels.detach().cpu()
+    labels = labels.cpu()
     predictions = activations.argmax(dim=1)
     cells = labels * num_classes + predictions
     confusion = torch.bincount(cells, minlength=num_classes**2).view(num_classes, -1)

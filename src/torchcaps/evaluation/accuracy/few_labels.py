@@ -69,7 +69,7 @@ def _check_curve(counts: Sequence[int], accuracy: Sequence[float]) -> None:
     """Raise ArgumentError for lists that are no curve."""
     check_range("number of counts", len(counts), low=2)
     check_range("counts", counts[0], low=1)
-    if any(next_count <= count for count, next_count in pairwise(counts)):
+    if list(counts) != sorted(set(counts)):
         raise ArgumentError("counts", f"expected ascending numbers, got {list(counts)}")
     if len(accuracy) != len(counts):
         raise ArgumentError(

@@ -28,6 +28,8 @@ from torchcaps.evaluation.base import (
 )
 from torchcaps.words import percent, rounded
 
+ClassFlags = Bool[Tensor, "n classes"]
+
 
 @dataclass(frozen=True)
 class MultiLabel(EvaluationResult):
@@ -97,7 +99,7 @@ def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n cou
 
 def predicted_classes(
     activations: Activations, labels: Shaped[Tensor, " n *classes"]
-) -> Bool[Tensor, "n classes"]:
+) -> ClassFlags:
     """Return the most active classes of each image, as many as it shows.
 
     Args:
@@ -108,9 +110,7 @@ def predicted_classes(
     return ranks < (1 if labels.dim() == 1 else labels.sum(dim=1, keepdim=True))
 
 
-def label_hits(
-    activations: Activations, labels: Shaped[Tensor, " n *classes"]
-) -> Bool[Tensor, "n classes"]:
+def label_hits(activations: Activations, labels: Shaped[Tensor, " n *classes"]) -> ClassFlags:
     """Return whether an image shows a class and it is among its most active ones.
 
     Args:
@@ -205,9 +205,7 @@ def checked_scores(argument: str, scores: Tensor) -> Tensor:
     return scores.detach().cpu().double()
 
 
-def class_areas(
-    activations: Activations, is_label: Bool[Tensor, "n classes"]
-) -> list[float | None]:
+def class_areas(activations: Activations, is_label: ClassFlags) -> list[float | None]:
     """Return the area under the ROC curve of each class against all others.
 
     Args:

@@ -14,6 +14,8 @@ from torchcaps.words import rounded
 
 TOLERANCE = 2  # pixels
 
+PerClass = dict[str, dict[str, float | None]]
+
 
 class PixelCounts(NamedTuple):
     """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`."""
@@ -39,7 +41,7 @@ class MaskFigures(EvaluationResult):
     boundary: float
     pixel_accuracy: float  # share of all pixels, background included, that have the right class
     # The same by class; None for one that is in no mask of either kind.
-    per_class: dict[str, dict[str, float | None]]
+    per_class: PerClass
 
     @property
     def summary(self) -> str:
@@ -110,7 +112,7 @@ def mask_figures(
         "boundary": (2 * precision * recall / (precision + recall)).nan_to_num(0.0),
     }
     means = {}
-    per_class: dict[str, dict[str, float | None]] = {name: {} for name in classes[1:]}
+    per_class: PerClass = {name: {} for name in classes[1:]}
     for figure, numbers in by_class.items():
         means[figure] = numbers[appears].mean().nan_to_num(0.0).item()
         rows = zip(per_class.values(), numbers.tolist(), appears.tolist(), strict=True)

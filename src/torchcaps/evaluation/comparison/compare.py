@@ -59,6 +59,7 @@ from torchcaps.words import percent
 
 RESAMPLES = 10_000  # of the bootstrap of two models' images
 
+PValues = Sequence[float]
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 
@@ -233,7 +234,7 @@ def compare_answers(
     second: Bool[Tensor, " n"],
     *,
     groups: object = None,
-    adjust: Sequence[float] = (),
+    adjust: PValues = (),
     margin: float = MARGIN,
     seed: int = 0,
 ) -> Comparison:
@@ -283,7 +284,7 @@ def compare_answers(
 
 
 def _infer_exactly(
-    only_first: int, only_second: int, n: int, margin: float, adjust: Sequence[float], seed: int
+    only_first: int, only_second: int, n: int, margin: float, adjust: PValues, seed: int
 ) -> Json:
     """Interval by the bootstrap and exact p-values, by the names of `BaseComparison`."""
     # There are three kinds of images: right for the first alone, for the second alone, and for both
@@ -362,7 +363,7 @@ def compare_runs(
     second: Bool[Tensor, "other_runs n"],
     *,
     groups: object = None,
-    adjust: Sequence[float] = (),
+    adjust: PValues = (),
     paired: bool = False,
     margin: float = MARGIN,
 ) -> RunsComparison:
@@ -418,7 +419,7 @@ def _infer(
     error: Uncertainty,
     difference: float,
     margin: float,
-    adjust: Sequence[float],
+    adjust: PValues,
 ) -> Json:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
     student = error.distribution  # Student's t, of the error of the difference
@@ -435,7 +436,7 @@ def _infer(
     }
 
 
-def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> Json:
+def _adjust(unadjusted_p: float, equivalence_p: float, adjust: PValues) -> Json:
     """The p-values of a comparison, corrected for `adjust`, those of the family's other tests.
 
     By Holm's correction; of equivalence by Bonferroni's.

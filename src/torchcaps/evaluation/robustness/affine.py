@@ -42,6 +42,7 @@ from torchcaps.evaluation.base import (
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
 Poses = Float[Tensor, "n dim"]
+Amounts = Sequence[float]
 
 MIN_VARIANCE = 1e-12
 RIDGE = 1e-3  # for few images, and dimensions that do not vary
@@ -125,10 +126,10 @@ def affine_sweep(
     images: Images,
     labels: Labels,
     *,
-    rotation: Sequence[float] = (),
-    scale: Sequence[float] = (),
-    shear: Sequence[float] = (),
-    shift: Sequence[float] = (),
+    rotation: Amounts = (),
+    scale: Amounts = (),
+    shear: Amounts = (),
+    shift: Amounts = (),
 ) -> AffineSweep:
     """Measure accuracy on images that are turned, resized, slanted or moved.
 
@@ -149,7 +150,8 @@ def affine_sweep(
         ArgumentError: for arguments that do not fit, or no amount at all.
     """
     check_labeled(images, labels)
-    check_range("number of amounts", sum(map(len, (rotation, scale, shear, shift))), low=1)
+    amounts_by_kind = (rotation, scale, shear, shift)
+    check_range("number of amounts", sum(map(len, amounts_by_kind)), low=1)
     activations = image_activations(model, images)
     curves = {
         kind: AffineCurve(
@@ -157,7 +159,7 @@ def affine_sweep(
             tuple(map(float, amounts)),
             tuple(_accuracy(model, images, labels, kind, amount) for amount in amounts),
         )
-        for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True)
+        for kind, amounts in zip(UNITS, amounts_by_kind, strict=True)
         if amounts
     }
     clean = proportion(activations.argmax(dim=1) == labels.cpu())
@@ -208,7 +210,7 @@ def equivariance(
     images: Images,
     labels: Labels,
     *,
-    rotation: Sequence[float] = (10.0, 20.0, 30.0),
+    rotation: Amounts = (10.0, 20.0, 30.0),
 ) -> Equivariance:
     """Measure how the poses of the true classes move as the images turn.
 

@@ -29,11 +29,13 @@ from torchcaps.evaluation.base import (
 )
 from torchcaps.evaluation.decoding import reconstructions
 
+Distances = Float[Tensor, " n"]
+
 RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
 
 
-def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
+def reconstruction_distances(model: nn.Module, images: Images) -> Distances:
     """Return `|x - r(x)|_2`, r decoded from the most active capsule alone.
 
     Args:
@@ -49,7 +51,7 @@ def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, 
     return _distances(model, images)[0]
 
 
-def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
+def detection_threshold(distances: Distances, false_positives: float = 0.05) -> float:
     """Return the distance that at most a share of clean validation images exceed.
 
     These images are used for nothing else.
@@ -200,7 +202,7 @@ def reject_by_length(
     )
 
 
-def _distances(model: nn.Module, images: Images) -> tuple[Float[Tensor, " n"], Labels]:
+def _distances(model: nn.Module, images: Images) -> tuple[Distances, Labels]:
     """Return the distances to the reconstructions, and the predictions, on the CPU."""
     decoded = reconstructions(model, images)
     distances = (decoded.images - images.cpu()).flatten(1).norm(dim=1)

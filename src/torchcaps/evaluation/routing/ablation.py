@@ -133,10 +133,9 @@ class IterationDynamics(EvaluationResult):
         """One sentence."""
         if len(self.iterations) == 1:
             return "There is one pass of routing: no iterations to compare."
-        gain = 100 * (self.accuracy[-1] - self.accuracy[0])
         return (
-            f"The iterations after the first change {self.changed[-1]:.1%} of the answers and accuracy by "
-            f"{gain:+.1f} points."
+            f"The iterations after the first change {self.changed[-1]:.1%} of the answers and "
+            f"accuracy by {100 * (self.accuracy[-1] - self.accuracy[0]):+.1f} points."
         )
 
 
@@ -236,8 +235,9 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
                 straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:
             of_class = [straightness[labels == k, k] for k in range(straightness.shape[1])]
-            means = (float(row.mean()) if len(row) else None for row in of_class)
-            straight_by_class.append(tuple(means))
+            straight_by_class.append(
+                tuple(float(row.mean()) if len(row) else None for row in of_class)
+            )
     return IterationDynamics(
         iterations=tuple(counts),
         accuracy=tuple(proportion(answer == labels) for answer in answers),

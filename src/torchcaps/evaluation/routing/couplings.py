@@ -322,8 +322,10 @@ class Starvation:
         """One sentence."""
         if self.median == 0:
             return "No gradient reaches these capsules: nothing below them learns."
-        word = "Few" if self.starved < 0.1 else "Many"
-        return f"{word} capsules are starved of gradient ({self.starved:.0%} of {self.capsules})."
+        return (
+            f"{'Few' if self.starved < 0.1 else 'Many'} capsules are starved of gradient "
+            f"({self.starved:.0%} of {self.capsules})."
+        )
 
 
 @dataclass(frozen=True)

@@ -228,13 +228,13 @@ class Diagnosis(EvaluationResult):
         words: Callable[[Any], str],
     ) -> list[Check]:
         """The check of one measure for the layer where it is worst; none if no layer has it."""
-        measures = [(getattr(layer, name), layer.name) for layer in self.layers]
-        pairs = [(measure, layer) for measure, layer in measures if measure is not None]
-        if not pairs:
+        layers = [layer for layer in self.layers if getattr(layer, name) is not None]
+        if not layers:
             return []
-        worst, layer = max(pairs, key=lambda pair: badness(pair[0]))
-        place = f", {layer}" if len(self.layers) > 1 else ""
-        return [Check(passes(worst), question, words(worst) + place)]
+        worst = max(layers, key=lambda layer: badness(getattr(layer, name)))
+        measure = getattr(worst, name)
+        place = f", {worst.name}" if len(self.layers) > 1 else ""
+        return [Check(passes(measure), question, words(measure) + place)]
 
     def table(self) -> TextTable:
         """A row for each check."""
@@ -299,9 +299,8 @@ def diagnose(
     """
     check_range("count", count, low=2)
     check_range("number of images", len(dataset.labels), low=2)
-    order = torch.randperm(len(dataset.labels), generator=torch.Generator().manual_seed(seed))[
-        :count
-    ]
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(dataset.labels), generator=generator)[:count]
     images = dataset.float_images(order)
     labels = dataset.labels[order.to(dataset.labels.device)].cpu()
 

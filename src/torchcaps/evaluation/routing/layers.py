@@ -207,18 +207,17 @@ def route_last(
     stops = [methodcaller("with_iterations", count) for count in counts]
     traces = []
     with evaluating(model), children_of(model) as children:
-        for change in [*stops, *changes]:
-
-            def change_last(router: Router, change: Any = change) -> Router:
-                return change(router) if router is last else router
-
-            with swapped_routers(model, change_last):
+        try:
+            for change in [*stops, *changes]:
+                layer.router = change(last)
                 trace = route_images(model, images).layers.get(name)
-            if trace is None or trace.coupling.dim() != 3:
-                raise ArgumentError(
-                    "model",
-                    "expected class capsules in one position, with couplings over votes, "
-                    f"got {type(layer).__name__} {name!r}",
-                )
-            traces.append(trace)
+                if trace is None or trace.coupling.dim() != 3:
+                    raise ArgumentError(
+                        "model",
+                        "expected class capsules in one position, with couplings over votes, "
+                        f"got {type(layer).__name__} {name!r}",
+                    )
+                traces.append(trace)
+        finally:
+            layer.router = last
         return layer, layer.make_votes(children[name]), traces
