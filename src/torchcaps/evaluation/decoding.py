@@ -459,8 +459,13 @@ def _axes_of_class(model: Any, poses: Tensor, label: int) -> PoseAxes:
         names.append(name)
         if name and along[name][-1] < along[name][0]:
             axis.neg_()  # what the name says grows to the right
-    share = float(variances[:count].sum() / variances.sum())
-    return PoseAxes(mean.float(), axes.float(), deviations.float(), share, tuple(names))
+    return PoseAxes(
+        mean.float(),
+        axes.float(),
+        deviations.float(),
+        float(variances[:count].sum() / variances.sum()),
+        tuple(names),
+    )
 
 
 def _draw(model: Any, poses: Tensor, label: int) -> Images:
@@ -471,8 +476,7 @@ def _draw(model: Any, poses: Tensor, label: int) -> Images:
     activation = is_label * poses.norm(dim=-1, keepdim=True)
     device = device_of(model)
     labels = torch.full((len(poses),), label, device=device)
-    capsules = Capsules(pose.to(device), activation.to(device))
-    drawings: Tensor = model.reconstruct(capsules, labels)
+    drawings: Tensor = model.reconstruct(Capsules(pose.to(device), activation.to(device)), labels)
     return drawings.float().cpu()
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.errors import check_floating
@@ -57,7 +56,7 @@ def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
         return x
     if torch.compiler.is_compiling():  # a graph of torch expects another layout of that gradient
         return x.clamp(-bound, bound)
-    return F.hardtanh(x, -bound, bound)  # a clamp whose gradient is one operation
+    return torch.nn.functional.hardtanh(x, -bound, bound)  # a clamp whose gradient is one operation
 
 
 def einsum_fp32(equation: str, coefficients: Tensor, votes: Tensor) -> Tensor:

@@ -81,8 +81,7 @@ def margin_penalty(
     limits = torch.full_like(lengths, absent).masked_fill_(targets, present)
     weights = torch.full_like(lengths, down_weight).masked_fill_(targets, 1.0)
     counts = (lengths < limits) == targets  # on one side of its limit only
-    squares = F.mse_loss(lengths, limits, reduction="none")
-    return (weights * counts * squares).sum(dim=1).mean()
+    return (weights * counts * F.mse_loss(lengths, limits, reduction="none")).sum(dim=1).mean()
 
 
 def _is_saturated(activation: Tensor, labels: Tensor) -> bool:

@@ -42,8 +42,7 @@ def safe_norm(s: Vectors, dim: int = -1, keepdim: bool = False) -> Float[Tensor,
     s = full_precision(s)
     # Squares of numbers beyond 1e19 overflow float32: divide by the largest one first.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    squared_norm = (s / scale).square().sum(dim, keepdim=True)
-    norm = scale * (squared_norm + _epsilon(s)).sqrt()
+    norm = scale * ((s / scale).square().sum(dim, keepdim=True) + _epsilon(s)).sqrt()
     if keepdim:
         return norm
     return norm.squeeze(dim)
@@ -175,8 +174,7 @@ def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     s = full_precision(s)
     inverse_scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0).reciprocal()
     scaled = s * inverse_scale
-    norm = (scaled.square().sum(dim, keepdim=True) + _epsilon(s)).sqrt()
-    return scaled, norm, inverse_scale
+    return scaled, (scaled.square().sum(dim, keepdim=True) + _epsilon(s)).sqrt(), inverse_scale
 
 
 def _counts_launches(x: Tensor) -> bool:

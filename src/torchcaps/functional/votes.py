@@ -594,5 +594,4 @@ def straightness(
         for x in (full_precision(coupling).unsqueeze(-1), u)
     )
     weighted = c * u
-    total = weighted.norm(dim=-1).sum(dim=-2)
-    return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=tiny)
+    return weighted.sum(dim=-3).norm(dim=-1) / weighted.norm(dim=-1).sum(dim=-2).clamp(min=tiny)

@@ -15,7 +15,7 @@ from torchcaps.functional import standardize
 from torchcaps.functional.bounds import autocast_dtype, clamp_finite, full_precision, gradient_limit
 from torchcaps.models.notebook import model_card, parameter_count
 from torchcaps.nn import FullyConnectedDecoder, mask_capsules
-from torchcaps.nn.decoder import ImageShape, draw_shape
+from torchcaps.nn.decoder import ImageShape as ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
 ImageSize = int | tuple[int, int]  # height and width in pixels, or one number for both

@@ -40,8 +40,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_positive, check_range
 from torchcaps.functional.affine import affine_pose, inverse
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import side_after
-from torchcaps.nn.decoder import ImageShape
+from torchcaps.models._base import ImageShape, side_after
 
 POSE_DIM = 6
 FEATURE_DIM = 16

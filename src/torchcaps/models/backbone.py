@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchcaps.errors import ArgumentError, check_known, check_range, one_line
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range, one_line
 from torchcaps.models._backbones import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -72,7 +72,7 @@ class FeatureExtractor(nn.Module):
             raise ArgumentError(
                 "in_chans", f"expected 1 or {channels}, as the backbone was trained, got {in_chans}"
             )
-        check_range("max_positions", max_positions, low=1)
+        check_positive(max_positions=max_positions)
         self.module = backbone.module
         self.max_positions = max_positions
         self.freeze = freeze

@@ -221,7 +221,6 @@ class CanonicalCapsules(ImageModel):
             raise ArgumentError(
                 "img_size", f"expected ({capsules} or more points, 1), got {self.img_size}"
             )
-        self.num_capsules = capsules
         self.channels = channels
         self.is_canonical = canonical
 

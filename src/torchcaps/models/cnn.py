@@ -75,8 +75,13 @@ class CNN(PlainNetwork):
         check_range("dropout", dropout, low=0.0, high=0.99)
         check_positive(stride=stride)
         pooling = 2 if pool else 1
-        smallest = (stride * pooling) ** len(channels)
-        super().__init__(num_classes, in_chans, img_size, smallest=smallest, **options)
+        super().__init__(
+            num_classes,
+            in_chans,
+            img_size,
+            smallest=(stride * pooling) ** len(channels),
+            **options,
+        )
         self.convolutions = nn.Sequential()
         below = in_chans
         sides: Sizes = self.img_size
@@ -100,8 +105,7 @@ class CNN(PlainNetwork):
         self.classes_layer = nn.Linear(below, num_classes)
 
     def scores(self, x: Images) -> Classes:
-        features = self.hidden(self.convolutions(x).flatten(1))
-        return self.classes_layer(self.dropout(features))
+        return self.classes_layer(self.dropout(self.hidden(self.convolutions(x).flatten(1))))
 
 
 def check_layers(channels: Sizes, kernels: Sizes, hidden: Sizes) -> None:

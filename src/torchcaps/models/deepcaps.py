@@ -38,10 +38,9 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import squash
-from torchcaps.models._base import DrawingModel, FeatureMap, Images, ImageSize
+from torchcaps.models._base import DrawingModel, FeatureMap, Images, ImageShape, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
-from torchcaps.nn.decoder import ImageShape
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 

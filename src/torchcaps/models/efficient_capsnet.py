@@ -146,7 +146,7 @@ class EfficientCapsNet(DrawingModel):
 
 def complete_stem(stem: tuple[Sizes, ...]) -> list[Sizes]:
     """Kernel, stride, channels and padding of each convolution; see `EfficientCapsNet`."""
-    sizes = []
+    sizes: list[Sizes] = []
     for n, numbers in enumerate(stem):
         if len(numbers) == 2 and len(stem) == len(CHANNELS):
             numbers = (*numbers, CHANNELS[n])

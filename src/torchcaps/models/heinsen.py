@@ -61,9 +61,14 @@ class ConvolutionalModel(LogitModel):
         **sizes: int,
     ) -> None:
         windows = [(KERNEL, stride) for stride in strides]  # of each convolution
-        smallest = side_before(1, windows)  # side of the images whose map has one position
-        sizes = {"channels": channels, **sizes}
-        super().__init__(num_classes, in_chans, img_size, smallest=smallest, **sizes)
+        super().__init__(
+            num_classes,
+            in_chans,
+            img_size,
+            smallest=side_before(1, windows),  # whose map has one position
+            channels=channels,
+            **sizes,
+        )
         self.windows = windows
         self.convolutions = nn.Sequential()
         in_channels = in_chans + 2

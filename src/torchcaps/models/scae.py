@@ -277,13 +277,12 @@ def pose_likelihood(pose: Tensor, objects: Objects) -> tuple[Tensor, Tensor]:
 
 def check_weights(weights: Mapping[str, float]) -> None:
     """Raise ValueError unless these are numbers of at least 0 by names of `WEIGHTS`."""
-    are_numbers = isinstance(weights, Mapping) and all(
-        isinstance(weight, Real) for weight in weights.values()
-    )
-    if not are_numbers:
+    if not isinstance(weights, Mapping):
         raise ArgumentError("weights", f"expected numbers by name, got {weights!r}")
     for name, weight in weights.items():
         check_known("weight", name, WEIGHTS)
+        if not isinstance(weight, Real):
+            raise ArgumentError(name, f"expected a number, got {weight!r}")
         check_range(name, weight, low=0)
 
 

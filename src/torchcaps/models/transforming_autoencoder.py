@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models._base import DrawingModel, Images, ImageSize, no_decoder
+from torchcaps.models._base import DrawingModel, Images, ImageShape, ImageSize, no_decoder
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.nn.decoder import ImageShape
 from torchcaps.transfer import to_device
 from torchcaps.types import Capsules, ModelSpec
 
@@ -183,8 +182,7 @@ class TransformingAutoencoder(DrawingModel):
             presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
             last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose)
-            last_rows = last_row.expand(pose.shape[0], self.num_capsules, 3)
-            pose = torch.cat([pose, last_rows], dim=-1)
+            pose = torch.cat([pose, last_row.expand(pose.shape[0], self.num_capsules, 3)], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 
     def move(self, capsules: Capsules, transformation: Tensor) -> Capsules:
@@ -199,11 +197,11 @@ class TransformingAutoencoder(DrawingModel):
         """
         pose, presence = capsules
         if self.pose == "translation":
-            axes = {"batch": pose.shape[0], "shift": 2}
-            check_shape("transformation", transformation, list(axes), **axes)
+            axes = ("batch", "shift")
+            check_shape("transformation", transformation, axes, batch=pose.shape[0], shift=2)
             return Capsules(pose + transformation.unsqueeze(1), presence)
-        axes = {"batch": pose.shape[0], "rows": 3, "columns": 3}
-        check_shape("transformation", transformation, list(axes), **axes)
+        sizes = {"batch": pose.shape[0], "rows": 3, "columns": 3}
+        check_shape("transformation", transformation, list(sizes), **sizes)
         with without_autocast(pose):
             matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
         return Capsules(matrices.flatten(-2), presence)

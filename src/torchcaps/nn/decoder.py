@@ -38,8 +38,7 @@ def mask_capsules(capsules: Capsules, labels: Int64[Tensor, " batch"] | None = N
     """
     pose, activation = capsules
     classes = activation.argmax(dim=1) if labels is None else labels
-    mask = torch.zeros_like(activation).scatter(1, classes.unsqueeze(1), 1.0)
-    return pose * mask.unsqueeze(-1)
+    return pose * torch.zeros_like(activation).scatter(1, classes.unsqueeze(1), 1.0).unsqueeze(-1)
 
 
 def draw_shape(

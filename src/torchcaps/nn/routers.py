@@ -66,12 +66,12 @@ def create_router(routing: Routing, **options: Any) -> Router:
     """
     if isinstance(routing, str):
         router_class = ROUTERS[routing]
-        option_names = list(inspect.signature(router_class).parameters)
+        parameters = inspect.signature(router_class).parameters
         for option in options:
-            if option not in option_names:
+            if option not in parameters:
                 raise TypeError(
                     f"routing {routing!r} takes no option {option!r}; "
-                    f"it takes: {', '.join(option_names) or 'none'}"
+                    f"it takes: {', '.join(parameters) or 'none'}"
                 )
         return router_class(**options)
     if options:
@@ -228,10 +228,7 @@ class Router(nn.Module):
             raise ArgumentError(
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
-        fixed = None
-        if self.fixed is not None:
-            seed, scale = self.fixed
-            fixed = FixedCoupling(seed, scale, uses=[])
+        fixed = None if self.fixed is None else FixedCoupling(*self.fixed, uses=[])
         context = context or RoutingContext()
         votes = votes.bind(replace(context, clamp=not self.handles_extreme_votes, fixed=fixed))
         with without_autocast(votes.children.pose):
@@ -442,9 +439,9 @@ class RandomRouting(Router):
         )
         weight = votes.matrices * (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
         scaled = ProductVotes(votes.children, votes.field, weight, bias=votes.bias)
-        routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
-        coupling = c.to(routed.pose.dtype).expand(routed.activation.shape[:-1] + c.shape)
-        return Routed(routed.pose, routed.activation, coupling)
+        pose, activation, _ = ops.dynamic_routing(scaled, 1, impl=self.impl)
+        coupling = c.to(pose.dtype).expand(activation.shape[:-1] + c.shape)
+        return Routed(pose, activation, coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
         """Whether only the parents of one position compete, and no couplings are recorded."""

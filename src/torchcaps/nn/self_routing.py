@@ -93,8 +93,7 @@ def _relative_activation(votes: Votes) -> Tensor:
     mask = votes.mask
     present = torch.ones_like(a) if mask is None else mask.to(a).expand_as(a)
     largest = a.detach().amax(dim=-1, keepdim=True)
-    ratio = a / largest.clamp(min=torch.finfo(a.dtype).tiny)
-    return torch.where(largest > 0, ratio, present)
+    return torch.where(largest > 0, a / largest.clamp(min=torch.finfo(a.dtype).tiny), present)
 
 
 def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) ->
     with without_autocast(query):
         scores = full_precision(query) @ full_precision(key).mT
         logits = scores / math.sqrt(key.shape[-1]) + log_presence  # [batch, queries, members]
-        attention = logits.softmax(dim=-1)
-        outputs = attention @ full_precision(value)
+        outputs = logits.softmax(dim=-1) @ full_precision(value)
     return outputs.to(value.dtype)
 
 
@@ -74,6 +73,5 @@ class SetBlock(nn.Module):
         """
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         attention = self.out(attend(query, key, value, presence_logit))
-        presence = presence_logit.sigmoid().unsqueeze(-1)
-        x = self.norm1((x + attention) * presence.to(x))
+        x = self.norm1((x + attention) * presence_logit.sigmoid().unsqueeze(-1).to(x))
         return self.norm2(x + self.mlp(x))

@@ -207,8 +207,7 @@ class _DiagonalGaussians:
         psi_m = self.m / self.inverse_psi
         factors = torch.cat([-2 * psi_m, 1 / self.inverse_psi], dim=-1)
         product = (X @ factors.unsqueeze(-1)).squeeze(-1)
-        constant = (self.m * psi_m).sum(dim=-1, keepdim=True)
-        return product + constant
+        return product + (self.m * psi_m).sum(dim=-1, keepdim=True)
 
 
 class _FullGaussians:

@@ -26,11 +26,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_positive, check_range, check_shape
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
@@ -109,7 +108,7 @@ def reliability(
     check_shape("confidence", confidence, ("n",))
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
-    check_range("bins", bins, low=1)
+    check_positive(bins=bins)
     wide = widen(confidence.detach())
     edges = torch.linspace(0, 1, bins + 1, dtype=wide.dtype, device=wide.device)
     bin_of = torch.bucketize(wide, edges[1:-1])
@@ -377,7 +376,7 @@ def _fit_temperature(activations: Activations, labels: Labels) -> float:
 
     def negative_log_likelihood(log_temperature: float) -> float:
         logits = log_activations / math.exp(log_temperature)
-        return float(F.cross_entropy(logits, labels, label_smoothing=smoothing))
+        return float(torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing))
 
     optimum = minimize_scalar(negative_log_likelihood, bounds=LOG_TEMPERATURES, method="bounded")
     return math.exp(optimum.x)

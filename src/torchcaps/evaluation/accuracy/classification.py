@@ -177,8 +177,9 @@ class Evaluation(EvaluationResult):
         rows.append(("mean of classes", percent(self.balanced_accuracy), "", "", "", *ranks))
         num_correct = str(int(self.confusion.trace()))
         rows.append(("all", percent(self.accuracy), num_correct, str(self.num_samples), "", "", ""))
-        heads = ("class", "accuracy", "correct", "count", "precision", "F1", "AUROC")
-        return TextTable(heads, rows)
+        return TextTable(
+            ("class", "accuracy", "correct", "count", "precision", "F1", "AUROC"), rows
+        )
 
 
 def score(

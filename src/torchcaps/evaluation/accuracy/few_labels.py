@@ -34,8 +34,7 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
     _check_curve(counts, accuracy)
     x = torch.tensor(counts, dtype=torch.float64).log()
     y = torch.tensor(accuracy, dtype=torch.float64)
-    width = x[-1] - x[0]
-    return float(torch.trapezoid(y, x) / width)
+    return float(torch.trapezoid(y, x) / (x[-1] - x[0]))
 
 
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:

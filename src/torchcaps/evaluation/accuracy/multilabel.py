@@ -215,12 +215,13 @@ def class_areas(activations: Activations, is_label: ClassFlags) -> list[float | 
     Returns:
         Areas in [0, 1]; None for a class that all images show, or none.
     """
-    columns = zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True)
     return [
         auroc(activation[is_member], activation[~is_member])
         if is_member.any() and not is_member.all()
         else None
-        for activation, is_member in columns
+        for activation, is_member in zip(
+            activations.unbind(dim=1), is_label.unbind(dim=1), strict=True
+        )
     ]
 
 

@@ -269,8 +269,9 @@ def compare_answers(
         figures = _infer_exactly(only_first, only_second, n, margin, adjust, seed)
     else:
         check_margin(margin)
-        error = estimate_uncertainty(first[None], second[None], groups)
-        figures = _infer(error, difference, margin, adjust)
+        figures = _infer(
+            estimate_uncertainty(first[None], second[None], groups), difference, margin, adjust
+        )
     return Comparison(
         first=proportion(first),
         second=proportion(second),
@@ -292,7 +293,6 @@ def _infer_exactly(
     shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
     counts = np.random.default_rng(seed).multinomial(n, shares, size=RESAMPLES)
     differences = (counts[:, 0] - counts[:, 1]) / n  # [RESAMPLES]
-    unadjusted_p = mcnemar(only_first, only_second)
     equivalence_p = equivalence_test(only_first, only_second, n, margin=margin)
     # PSEUDO_COUNT images more for each model: equal answers do not make the difference certain.
     standard_error = math.sqrt(only_first + only_second + 2 * PSEUDO_COUNT) / n
@@ -303,7 +303,7 @@ def _infer_exactly(
         "interval": tuple(np.quantile(differences, [0.025, 0.975]).tolist()),
         "visible": smallest_visible(n, (only_first + only_second) / n),
         "smallest_margin": quantiles * standard_error,
-        **_adjust(unadjusted_p, equivalence_p, adjust),
+        **_adjust(mcnemar(only_first, only_second), equivalence_p, adjust),
     }
 
 

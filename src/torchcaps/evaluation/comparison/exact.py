@@ -226,9 +226,7 @@ def _probable_discordant(n: int, discordant: float) -> tuple[np.ndarray, np.ndar
     mean = n * discordant
     # 20 more, for small n, where a binomial distribution is far from a normal one.
     distance = NUM_DEVIATIONS * math.sqrt(mean * (1 - discordant)) + 20
-    first = max(0, math.floor(mean - distance))
-    last = min(n, math.ceil(mean + distance))
-    m = np.arange(first, last + 1)
+    m = np.arange(max(0, math.floor(mean - distance)), min(n, math.ceil(mean + distance)) + 1)
     m = m[:: -(-len(m) // MAX_TERMS)]
     probability = binom.pmf(m, n, discordant)
     return m, probability / probability.sum()

@@ -82,8 +82,7 @@ class Uncertainty:
             for part in self.seeds
         )
         degrees = self.variance**2 / (image_term + seed_term)
-        fewest = min((part.num_runs for part in self.seeds), default=2)
-        return max(degrees, fewest - 1)
+        return max(degrees, min((part.num_runs for part in self.seeds), default=2) - 1)
 
     @property
     def distribution(self) -> Any:

@@ -252,8 +252,9 @@ def carlini_wagner(
                     lead = (z.gather(1, label_index) - rival).squeeze(1)
                     loss = (square + c * lead.clamp(min=0)).sum()
                 norm = torch.where(lead < 0, square.sqrt(), torch.inf).detach()
-                is_nearer = (norm < distance).view(-1, 1, 1, 1)
-                nearest = torch.where(is_nearer, changed, nearest).detach()
+                nearest = torch.where(
+                    (norm < distance).view(-1, 1, 1, 1), changed, nearest
+                ).detach()
                 distance = torch.minimum(distance, norm)
                 is_turned |= lead < 0
                 if step < steps:

@@ -205,8 +205,7 @@ def reject_by_length(
 def _distances(model: nn.Module, images: Images) -> tuple[Distances, Labels]:
     """Return the distances to the reconstructions, and the predictions, on the CPU."""
     decoded = reconstructions(model, images)
-    distances = (decoded.images - images.cpu()).flatten(1).norm(dim=1)
-    return distances, decoded.predictions
+    return (decoded.images - images.cpu()).flatten(1).norm(dim=1), decoded.predictions
 
 
 def _threshold(scores: Tensor, share: float) -> float:

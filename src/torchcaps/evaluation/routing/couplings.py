@@ -159,9 +159,8 @@ def coupling_entropy(recorded: RoutingTrace) -> CouplingEntropy:
     coupling, weight = _links(recorded)
     parents = coupling.shape[-1]
     entropy = entr(coupling).sum(dim=-1) / math.log(parents)
-    largest = coupling.amax(dim=-1)
     return CouplingEntropy(
-        _weighted_mean(entropy, weight), _weighted_mean(largest, weight), parents
+        _weighted_mean(entropy, weight), _weighted_mean(coupling.amax(dim=-1), weight), parents
     )
 
 
@@ -422,8 +421,7 @@ def starvation(model: nn.Module, images: Images, labels: Labels) -> dict[str, St
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=ROUTED_BATCH):
             with torch.enable_grad(), children_of(model) as children:
-                x = batch.detach().clone().requires_grad_()
-                objective = margin_penalty(model(x), true)
+                objective = margin_penalty(model(batch.detach().clone().requires_grad_()), true)
                 poses = [capsules.pose for capsules in children.values()]
                 gradients = torch.autograd.grad(objective, poses, materialize_grads=True)
             for name, gradient in zip(children, gradients, strict=True):

@@ -71,10 +71,13 @@ def route_images(model: nn.Module, images: Images) -> RoutedImages:
                 straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
                 extras = {"children": children[name].activation, "straightness": straight}
                 parts[name].append(trace._replace(extras=extras).map(Tensor.cpu))
-    traces = {
-        name: tree_map(lambda *columns: torch.cat(columns), *rows) for name, rows in parts.items()
-    }
-    return RoutedImages(torch.cat(activations), traces)
+    return RoutedImages(
+        torch.cat(activations),
+        {
+            name: tree_map(lambda *columns: torch.cat(columns), *rows)
+            for name, rows in parts.items()
+        },
+    )
 
 
 def _straightness(votes: Votes, coupling: Tensor) -> Float[Tensor, "n parents"]:
