@@ -207,7 +207,7 @@ def route_last(
     name, layer = list(routed_layers(model).items())[-1]
     last = layer.router
     counts = range(1, min(last.num_iterations, max_iterations) + 1)
-    stops = [methodcaller("with_iterations", count) for count in counts]
+    stops: list[Any] = [methodcaller("with_iterations", count) for count in counts]
     traces = []
     with evaluating(model), children_of(model) as children:
         try:
