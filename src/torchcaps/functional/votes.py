@@ -209,9 +209,8 @@ class Votes(ABC):
     @property
     def activation(self) -> Float[Tensor, "batch *positions i"]:
         """Activations of each position's children, in full precision; 0 for absent ones."""
-        return self._memoized(
-            "activation", lambda: self.field.gather(full_precision(self.children.activation))
-        )
+        activation = self.children.activation
+        return self._memoized("activation", lambda: self.field.gather(full_precision(activation)))
 
     @property
     def mask(self) -> Float[Tensor, "#batch *positions i"] | None:
@@ -299,9 +298,8 @@ class Votes(ABC):
             coupling = self.field.initial_coupling(like)
         else:
             logits = torch.zeros_like(like) if logits is None else logits
-            coupling = (
-                self.field.softmax(logits, leaky) if over == "parents" else logits.softmax(-2)
-            )
+            is_over_parents = over == "parents"
+            coupling = self.field.softmax(logits, leaky) if is_over_parents else logits.softmax(-2)
         if (mask := self.mask) is not None:
             coupling = coupling * mask.to(coupling).unsqueeze(-1)
         if self.context.trace is not None:

@@ -183,8 +183,7 @@ class Router(nn.Module):
             self.build_parameters(sizes)
         elif self.sizes != sizes:
             raise ArgumentError(
-                "routing",
-                f"this {type(self).__name__} was built for a layer of {self.sizes}, not of {sizes}",
+                "routing", f"expected the sizes it was built for, {self.sizes}, got {sizes}"
             )
 
     def build_parameters(self, sizes: LayerSizes) -> None:
@@ -220,10 +219,7 @@ class Router(nn.Module):
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).build_parameters is not Router.build_parameters:
-            raise RuntimeError(
-                f"{type(self).__name__}: no layer has built this router; "
-                "call build(layer.votes.sizes)"
-            )
+            raise RuntimeError("router: no layer has built it; call build(layer.votes.sizes)")
         if votes.bias is not None and not self.adds_bias:
             raise ArgumentError(
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
@@ -236,14 +232,13 @@ class Router(nn.Module):
         if not isinstance(routed, Routed):
             raise ArgumentError(
                 "routing",
-                f"expected {self.describe()} ({type(self).__name__}) to return Routed, "
-                f"got {type(routed).__name__}",
+                f"expected {self.describe()} to return Routed, got {type(routed).__name__}",
             )
         if fixed is not None and not fixed.uses:
-            raise AblationUnsupportedError(
-                f"routing: {self.describe()} makes its couplings by itself, so they cannot be "
-                "fixed for an ablation; let it take them from votes.couple(logits)"
+            problem = (
+                "makes its couplings by itself; an ablation needs those of votes.couple(logits)"
             )
+            raise AblationUnsupportedError(f"routing: {self.describe()} {problem}")
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
