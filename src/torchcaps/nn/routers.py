@@ -235,9 +235,7 @@ class Router(nn.Module):
                 f"expected {self.describe()} to return Routed, got {type(routed).__name__}",
             )
         if fixed is not None and not fixed.uses:
-            problem = (
-                "makes its couplings by itself; an ablation needs those of votes.couple(logits)"
-            )
+            problem = "makes its couplings by itself; an ablation needs votes.couple(logits)"
             raise AblationUnsupportedError(f"routing: {self.describe()} {problem}")
         return routed
 
