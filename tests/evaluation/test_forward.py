@@ -66,7 +66,7 @@ def test_a_model_that_gives_maps_is_refused():
         (IMAGES[0], [0, 1], r"images: expected \[batch"),
         (IMAGES[:0], [], "number of images: expected at least 1"),
         (IMAGES, [0], r"labels: expected \[n=2\]"),
-        (IMAGES, [[0, 1]], r"labels: expected \[n\]"),
+        (IMAGES, [[0, 1]], r"labels: expected \[n=2\]"),
         (IMAGES, [0.0, 1.0], "labels: expected int64"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_cnn_has_no_capsules():
         model.reconstruct(None)
     with pytest.raises(ArgumentError, match="model: expected one with class capsules"):
         perturb(model, sample_images())
-    with pytest.raises(ArgumentError, match="record_routing: CNN has no routed layer"):
+    with pytest.raises(ArgumentError, match="model: expected a capsule network .* got CNN"):
         tc.record_routing(model).__enter__()
 
 

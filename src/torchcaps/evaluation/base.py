@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_range, check_shape
 from torchcaps.transfer import (
-    autocast as autocast,
     device_of as device_of,
     eval_mode as eval_mode,
     evaluating as evaluating,
-    widen,
+    widen as widen,
 )
 from torchcaps.types import ModelSpec, declares, find_network, model_metadata, spec_of
 from torchcaps.words import in_words, rounded
@@ -101,8 +100,9 @@ class EvaluationResult:
 
     def table(self) -> TextTable:
         """A row for each number."""
-        rows = [(name, rounded(number)) for name, number in self.numbers.items()]
-        return TextTable(("figure", "value"), rows)
+        return TextTable(
+            ("figure", "value"), [(name, rounded(number)) for name, number in self.numbers.items()]
+        )
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ class MetricResult(EvaluationResult):
     @property
     def summary(self) -> str:
         """`accuracy 0.9712 on 1,000 images`."""
-        score = self.figures[self.score]
-        return f"{in_words(self.score)} {score:.4f} on {self.num_samples:,} images"
+        return (
+            f"{in_words(self.score)} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
+        )
 
     def to_dict(self) -> Json:
         return {**self.figures, **self.extra, "num_samples": self.num_samples}
@@ -135,22 +136,26 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
     """
     spec = spec_of(model)
     if not spec.pose or (decoder and not spec.decoder):
-        parts = "class capsules and a decoder" if decoder else "class capsules"
-        raise ArgumentError("model", f"expected one with {parts}, got {type(model).__name__}")
+        raise ArgumentError(
+            "model",
+            f"expected one with class capsules{' and a decoder' if decoder else ''}, "
+            f"got {type(model).__name__}",
+        )
     return find_network(model)
 
 
-def check_labels(labels: Tensor, num_classes: int | None = None) -> None:
+def check_labels(labels: Tensor, num_classes: int | None = None, **sizes: int) -> None:
     """Check that labels are `[n]` int64 class indices, n at least 1.
 
     Args:
         labels: the labels.
         num_classes: number of classes; without it any index from 0 is accepted.
+        sizes: `n`, where their number is known.
 
     Raises:
         ArgumentError: for other labels.
     """
-    check_shape("labels", labels, ("n",))
+    check_shape("labels", labels, ("n",), **sizes)
     check_range("number of labels", len(labels), low=1)
     if labels.dtype != torch.int64:
         raise ArgumentError("labels", f"expected int64 class indices, got {labels.dtype}")
@@ -211,8 +216,7 @@ def check_labeled(images: Tensor, labels: Tensor) -> None:
         ArgumentError: for other images or labels.
     """
     check_images(images)
-    check_labels(labels)
-    check_shape("labels", labels, ("n",), n=len(images))
+    check_labels(labels, n=len(images))
     check_shares("images", images)
 
 

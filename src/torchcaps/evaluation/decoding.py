@@ -194,11 +194,9 @@ def _masked_capsules(
     num_classes = activation.shape[1]
     if labels is None:
         labels = activation.argmax(dim=1)
-    check_labels(labels, num_classes)
-    check_shape("labels", labels, ("batch",), batch=len(images))
+    check_labels(labels, num_classes, n=len(images))
     labels = labels.to(pose.device)
-    masked = pose * one_hot(labels, num_classes).unsqueeze(-1)
-    return Capsules(masked, activation), labels
+    return Capsules(pose * one_hot(labels, num_classes).unsqueeze(-1), activation), labels
 
 
 def _decode(model: nn.Module, capsules: Capsules, labels: Tensor) -> list[Tensor]:
@@ -303,8 +301,7 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     images = segments.images
     selected = segments.selected
     is_in_order = (selected == labels).any(dim=1)
-    has_match = (selected == labels.flip(1)).any(dim=1)
-    is_reversed = has_match & ~is_in_order
+    is_reversed = (selected == labels.flip(1)).any(dim=1) & ~is_in_order
     images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), images.flip(1), images)
     selected = torch.where(is_reversed.view(-1, 1), selected.flip(1), selected)
     return Segments(images, selected, segments.activations)
@@ -338,10 +335,8 @@ def score_segmentation(drawings: Drawings, digits: Drawings) -> Segmentation:
     is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
     # Over the pixels of a picture, where both vary.
-    x = drawings.flatten(2)
-    y = digits.flatten(2)
-    x = x - x.mean(dim=2, keepdim=True)
-    y = y - y.mean(dim=2, keepdim=True)
+    pictures = (drawings.flatten(2), digits.flatten(2))
+    x, y = (pixels - pixels.mean(dim=2, keepdim=True) for pixels in pictures)
     norms = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
     varies = norms > 1e-12
     correlations = (x * y).sum(dim=2)[varies] / norms[varies]
@@ -386,18 +381,18 @@ def measure_drawings(images: Images) -> dict[str, Float[Tensor, " n"]]:
         and "down" are the center of the ink in pixels.
     """
     ink = images.double().mean(dim=1)
-    total = ink.sum(dim=(1, 2)).clamp_min(1e-9)
+    total = _sum_pixels(ink).clamp_min(1e-9)
     rows = torch.arange(ink.shape[1], dtype=ink.dtype)[:, None]
     columns = torch.arange(ink.shape[2], dtype=ink.dtype)
     weights = ink / total[:, None, None]
-    down = (weights * rows).sum(dim=(1, 2))
-    across = (weights * columns).sum(dim=(1, 2))
+    down = _sum_pixels(weights * rows)
+    across = _sum_pixels(weights * columns)
     y = rows - down[:, None, None]
     x = columns - across[:, None, None]
-    variance_y = (weights * y * y).sum(dim=(1, 2))
-    variance_x = (weights * x * x).sum(dim=(1, 2))
-    slant = -(weights * x * y).sum(dim=(1, 2)) / variance_y.clamp_min(1e-9)
-    outline = ink.diff(dim=1).abs().sum(dim=(1, 2)) + ink.diff(dim=2).abs().sum(dim=(1, 2))
+    variance_y = _sum_pixels(weights * y * y)
+    variance_x = _sum_pixels(weights * x * x)
+    slant = -_sum_pixels(weights * x * y) / variance_y.clamp_min(1e-9)
+    outline = _sum_pixels(ink.diff(dim=1).abs()) + _sum_pixels(ink.diff(dim=2).abs())
     upright = variance_x - slant.square() * variance_y  # once the slant is taken out
     return {
         "slant": slant,
@@ -407,6 +402,10 @@ def measure_drawings(images: Images) -> dict[str, Float[Tensor, " n"]]:
         "across": across,
         "down": down,
     }
+
+
+def _sum_pixels(x: Tensor) -> Tensor:
+    return x.sum(dim=(1, 2))
 
 
 def pose_axes(model: nn.Module, images: Images, labels: Labels) -> dict[int, PoseAxes]:
@@ -450,9 +449,8 @@ def _axes_of_class(model: Any, poses: Tensor, label: int) -> PoseAxes:
     count = min(NUM_AXES, len(variances))
     axes = axes[:count]
     deviations = variances[:count].sqrt()
-    units = {}
-    for name, figures in measure_drawings(_draw(model, poses, label)).items():
-        units[name] = max(float(figures.std()), VISIBLE[name])
+    drawn = measure_drawings(_draw(model, poses, label))
+    units = {name: max(float(drawn[name].std()), VISIBLE[name]) for name in VISIBLE}
     names: list[str] = []
     for axis, deviation in zip(axes, deviations, strict=True):
         offsets = torch.linspace(-REACH, REACH, STEPS, dtype=axis.dtype) * deviation
@@ -461,21 +459,24 @@ def _axes_of_class(model: Any, poses: Tensor, label: int) -> PoseAxes:
         names.append(name)
         if name and along[name][-1] < along[name][0]:
             axis.neg_()  # what the name says grows to the right
-    share = float(variances[:count].sum() / variances.sum())
-    return PoseAxes(mean.float(), axes.float(), deviations.float(), share, tuple(names))
+    return PoseAxes(
+        mean.float(),
+        axes.float(),
+        deviations.float(),
+        float(variances[:count].sum() / variances.sum()),
+        tuple(names),
+    )
 
 
 def _draw(model: Any, poses: Tensor, label: int) -> Images:
     """Drawings of poses `[n, dim]` of one class, with all other capsules at zero."""
-    num_classes = model.num_classes
-    is_label = torch.arange(num_classes) == label
+    is_label = torch.arange(model.num_classes) == label
     poses = poses.float()
     pose = is_label[:, None] * poses[:, None]
     activation = is_label * poses.norm(dim=-1, keepdim=True)
     device = device_of(model)
     labels = torch.full((len(poses),), label, device=device)
-    capsules = Capsules(pose.to(device), activation.to(device))
-    drawings: Tensor = model.reconstruct(capsules, labels)
+    drawings: Tensor = model.reconstruct(Capsules(pose.to(device), activation.to(device)), labels)
     return drawings.float().cpu()
 
 
@@ -499,7 +500,6 @@ def name_axis(
         change = float((figures[-1] - figures[0]).abs()) / units[name]
         if change < MIN_CHANGE or name in names:
             continue
-        correlation = spearmanr(torch.arange(len(figures)), figures).statistic
-        if abs(correlation) >= MIN_CORRELATION:
+        if abs(spearmanr(torch.arange(len(figures)), figures).statistic) >= MIN_CORRELATION:
             changes[name] = change
-    return max(changes, key=lambda name: changes[name], default="")
+    return max(changes, key=changes.__getitem__, default="")

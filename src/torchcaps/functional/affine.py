@@ -50,8 +50,7 @@ def composed(outer: Poses, inner: Poses) -> Poses:
     """`outer inner` of affine poses: the upper two rows of the product of their 3x3 matrices."""
     outer = outer.unflatten(-1, (2, 3))
     product = outer[..., :2] @ inner.unflatten(-1, (2, 3))
-    translation = product[..., 2:] + outer[..., 2:]
-    return torch.cat([product[..., :2], translation], dim=-1).flatten(-2)
+    return torch.cat([product[..., :2], product[..., 2:] + outer[..., 2:]], dim=-1).flatten(-2)
 
 
 def inverse(pose: Poses) -> Poses:
@@ -63,6 +62,4 @@ def inverse(pose: Poses) -> Poses:
     q = -b / determinant
     r = -c / determinant
     s = a / determinant
-    first_row = (p, q, -(p * x + q * y))
-    second_row = (r, s, -(r * x + s * y))
-    return torch.stack(first_row + second_row, dim=-1)
+    return torch.stack([p, q, -(p * x + q * y), r, s, -(r * x + s * y)], dim=-1)

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.errors import check_floating
 
 # Number of summands whose sum stays finite, if they are bounded by the largest number over it.
 ROOM = 2.0**16
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """`x` in float32 where it is float16 or bfloat16: norms and exponentials need the bits."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def factor_limit(dtype: torch.dtype) -> float:
@@ -52,7 +56,7 @@ def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
         return x
     if torch.compiler.is_compiling():  # a graph of torch expects another layout of that gradient
         return x.clamp(-bound, bound)
-    return F.hardtanh(x, -bound, bound)  # a clamp whose gradient is one operation
+    return torch.nn.functional.hardtanh(x, -bound, bound)  # a clamp whose gradient is one operation
 
 
 def einsum_fp32(equation: str, coefficients: Tensor, votes: Tensor) -> Tensor:
@@ -90,8 +94,7 @@ def einsum_autocast(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
     check_floating(pose=pose, weight=weight)
     pose = clamp_finite(pose.to(weight.dtype), factor_limit)
     weight = clamp_finite(weight, factor_limit)
-    is_float16 = torch.float16 in (weight.dtype, autocast_dtype(weight))
-    if not is_float16:
+    if torch.float16 not in (weight.dtype, autocast_dtype(weight)):
         return torch.einsum(equation, pose, weight)
     with without_autocast(weight):
         return torch.einsum(equation, pose.float(), weight.float())
@@ -107,7 +110,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Context without autocast on this tensor's device: operations keep the types of inputs."""
-    device = x.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if autocast_dtype(x) is None:
         return nullcontext()
-    return torch.autocast(device, enabled=False)
+    return torch.autocast(x.device.type, enabled=False)

@@ -36,16 +36,12 @@ Map = Float[Tensor, "batch height width *rest"]
 Pairs = Float[Tensor, "batch *positions i j"]  # a number for each child and parent of a position
 
 
-def spatial_last(
-    x: Map,
-) -> Float[Tensor, "batch *rest height width"]:
+def spatial_last(x: Map) -> Float[Tensor, "batch *rest height width"]:
     """Move the axes of a map to the end: `[batch, *rest, height, width]`, a view."""
     return x.movedim((1, 2), (-2, -1))
 
 
-def spatial_first(
-    x: Float[Tensor, "batch *rest height width"],
-) -> Map:
+def spatial_first(x: Float[Tensor, "batch *rest height width"]) -> Map:
     """The inverse of `spatial_last`, a view."""
     return x.movedim((-2, -1), (1, 2))
 
@@ -336,8 +332,7 @@ class ConvField(Field):
     def _fold_sum(self, x: Tensor) -> Tensor:
         """Sums over windows, `[batch, rows, columns, K * K * n]` -> the padded map."""
         if x.shape[0] == 0:  # F.fold takes no empty batch
-            height, width = self.padded
-            return x.reshape(0, height, width, x.shape[-1] // self.kernel**2)
+            return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
         windows = x.reshape(x.shape[0], math.prod(self.positions), self.kernel**2, -1)
         columns = windows.permute(0, 3, 2, 1).flatten(1, 2)  # [batch, n * K * K, windows]
         folded = F.fold(columns, self.padded, self.kernel, stride=self.layout.step)
@@ -363,8 +358,10 @@ class ConvField(Field):
     def _crop(self, x: Tensor) -> Tensor:
         """The positions of the map out of those of the padded map; a view."""
         border, _, spacing = self.layout
-        rows = slice(border, border + (self.height - 1) * spacing + 1, spacing)
-        columns = slice(border, border + (self.width - 1) * spacing + 1, spacing)
+        rows, columns = (
+            slice(border, border + (side - 1) * spacing + 1, spacing)
+            for side in (self.height, self.width)
+        )
         return x[:, rows, columns]
 
 

@@ -144,6 +144,7 @@ def receptive_centers(size: int, layers: Sequence[tuple[int, int]]) -> list[floa
     for kernel, stride in layers:
         check_range("size of the map", num_positions, low=kernel)
         num_positions = (num_positions - kernel) // stride + 1
-    slides = [Slide((kernel, kernel), (stride, stride)) for kernel, stride in layers]
-    field = receptive_field(slides)
+    field = receptive_field(
+        [Slide((kernel, kernel), (stride, stride)) for kernel, stride in layers]
+    )
     return [field.first + field.step * k - size / 2 for k in range(num_positions)]

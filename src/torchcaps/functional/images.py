@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_shape
-from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import full_precision, without_autocast
 from torchcaps.transfer import to_device
 
 Images = Float[Tensor, "batch channels height width"]
@@ -44,13 +43,10 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
     with without_autocast(images):
         # affine_grid asks where the content of each pixel comes from: the inverse.
         # A GPU gives NaN for a matrix without an inverse: a check would make the host wait.
-        check_errors = matrices.device.type == "cpu"
-        inverses, _ = torch.linalg.inv_ex(matrices, check_errors=check_errors)
+        inverses, _ = torch.linalg.inv_ex(matrices, check_errors=matrices.device.type == "cpu")
         inverses = inverses * scale[:, None] / scale
         grid = F.affine_grid(inverses[:, :2], list(images.shape), align_corners=False)
-        return F.grid_sample(
-            images, grid, mode="bilinear", padding_mode="zeros", align_corners=False
-        )
+        return F.grid_sample(images, grid, align_corners=False)
 
 
 def shift_matrices(
@@ -69,8 +65,7 @@ def shift_matrices(
         ArgumentError: other axes.
     """
     check_shape("shifts", shifts, ("batch", "shift"), shift=2)
-    eye = torch.eye(3, dtype=shifts.dtype, device=shifts.device)
-    matrices = eye.repeat(shifts.shape[0], 1, 1)
+    matrices = torch.eye(3, dtype=shifts.dtype, device=shifts.device).repeat(shifts.shape[0], 1, 1)
     matrices[:, :2, 2] = shifts * (2 / max(img_size))  # in units of half of the longer side
     return matrices
 
@@ -111,8 +106,7 @@ def standardize(images: Images, min_std: float = 1e-3) -> Images:
     """
     check_shape("images", images, AXES)
     images = full_precision(images)
-    mean = images.mean(dim=(1, 2, 3), keepdim=True)
-    centered = images - mean
+    centered = images - images.mean(dim=(1, 2, 3), keepdim=True)
     # The gradient of a root at zero is infinite: the variance is bounded, not the root.
     variance = centered.square().mean(dim=(1, 2, 3), keepdim=True)
     variance = variance.clamp(min=min_std**2)

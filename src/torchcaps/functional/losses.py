@@ -15,14 +15,18 @@ from torchcaps.functional.squash import full_precision, is_transforming
 
 SATURATED = 0.9  # the mean length: no network that tells classes apart reaches it
 
+Activations = Float[Tensor, "batch classes"]
+Labels = Int64[Tensor, " batch"]
+Loss = Float[Tensor, ""]
+
 
 def margin_loss(
-    activation: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"] | Tensor,
+    activation: Activations,
+    labels: Labels | Tensor,
     present: float = 0.9,
     absent: float = 0.1,
     down_weight: float = 0.5,
-) -> Float[Tensor, ""]:
+) -> Loss:
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
     |v_k| is the length of the capsule of class k, and T_k is 1 if the class is present, else 0, or
@@ -57,12 +61,12 @@ def margin_loss(
 
 
 def margin_penalty(
-    activation: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"] | Tensor,
+    activation: Activations,
+    labels: Labels | Tensor,
     present: float = 0.9,
     absent: float = 0.1,
     down_weight: float = 0.5,
-) -> Float[Tensor, ""]:
+) -> Loss:
     """Margin loss without a warning, for trainings that restart saturated networks themselves.
 
     Arguments, result and errors are those of `margin_loss`.
@@ -77,8 +81,7 @@ def margin_penalty(
     limits = torch.full_like(lengths, absent).masked_fill_(targets, present)
     weights = torch.full_like(lengths, down_weight).masked_fill_(targets, 1.0)
     counts = (lengths < limits) == targets  # on one side of its limit only
-    squares = F.mse_loss(lengths, limits, reduction="none")
-    return (weights * counts * squares).sum(dim=1).mean()
+    return (weights * counts * F.mse_loss(lengths, limits, reduction="none")).sum(dim=1).mean()
 
 
 def _is_saturated(activation: Tensor, labels: Tensor) -> bool:
@@ -96,9 +99,7 @@ def _is_saturated(activation: Tensor, labels: Tensor) -> bool:
     return bool((lengths * absent).sum() > SATURATED * absent.sum())
 
 
-def spread_loss(
-    activation: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"], margin: float
-) -> Float[Tensor, ""]:
+def spread_loss(activation: Activations, labels: Labels, margin: float) -> Loss:
     """Spread loss: `sum_{k != t} max(0, margin - (a_t - a_k))^2`, t the right class.
 
     Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, equation 3.
@@ -126,7 +127,7 @@ def spread_loss(
 
 def reconstruction_loss(
     reconstruction: Float[Tensor, " batch *image"], images: Float[Tensor, " batch *image"]
-) -> Float[Tensor, ""]:
+) -> Loss:
     """Squared error of a reconstruction.
 
     Source: arXiv 1710.09829, section 4.1. The paper adds it with weight 0.0005; on 28x28 images
@@ -143,8 +144,10 @@ def reconstruction_loss(
         ArgumentError: shapes that differ.
     """
     if reconstruction.shape != images.shape:
-        expected = f"expected the images' shape {list(images.shape)}"
-        raise ArgumentError("reconstruction", f"{expected}, got {list(reconstruction.shape)}")
+        raise ArgumentError(
+            "reconstruction",
+            f"expected the images' shape {list(images.shape)}, got {list(reconstruction.shape)}",
+        )
 
     squares = F.mse_loss(full_precision(reconstruction), full_precision(images), reduction="none")
     return squares.flatten(1).sum(dim=1).mean()

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import full_precision, without_autocast
 
 EPSILON = 1e-12  # squared length below which a vector has no direction
 AXES = ("batch", "points", "dim")
@@ -93,14 +92,8 @@ def _rotation_3d(covariance: Tensor) -> Tensor:
         compliance = scaled_axes @ axes.mT
 
     stretch = rotation.mT @ covariance  # P again, as a function of M
-    torque = torch.stack(
-        [
-            stretch[:, 2, 1] - stretch[:, 1, 2],
-            stretch[:, 0, 2] - stretch[:, 2, 0],
-            stretch[:, 1, 0] - stretch[:, 0, 1],
-        ],
-        dim=1,
-    )
+    skew = stretch - stretch.mT
+    torque = torch.stack([skew[:, 2, 1], skew[:, 0, 2], skew[:, 1, 0]], dim=1)
     # The turn w is zero in value, so that R stays; its gradient is that of the optimum.
     turn = compliance @ (torque - torque.detach()).unsqueeze(2)
     return rotation + rotation @ cross_matrix(turn.squeeze(2))
@@ -110,8 +103,7 @@ def cross_matrix(vectors: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3 
     """Matrices W with `W a` the cross product of a vector and a."""
     x, y, z = vectors.unbind(dim=-1)
     zero = torch.zeros_like(x)
-    elements = [zero, -z, y, z, zero, -x, -y, x, zero]
-    return torch.stack(elements, dim=-1).unflatten(-1, (3, 3))
+    return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).unflatten(-1, (3, 3))
 
 
 def chamfer_distance(
@@ -140,11 +132,9 @@ def chamfer_distance(
     # Which point is nearest has no gradient, and the table [batch, n, m] of distances is large.
     with torch.no_grad(), without_autocast(points):
         # |x - y|^2 = |x|^2 + |y|^2 - 2 <x, y>; for the nearest y of an x, |x|^2 is a constant.
-        squared_y = targets.square().sum(dim=2).unsqueeze(1)
-        distances = squared_y - 2 * points @ targets.mT
+        distances = targets.square().sum(dim=2).unsqueeze(1) - 2 * points @ targets.mT
         nearest_y = distances.argmin(dim=2)
-        squared_x = points.square().sum(dim=2).unsqueeze(2)
-        distances = distances + squared_x
+        distances = distances + points.square().sum(dim=2).unsqueeze(2)
         nearest_x = distances.argmin(dim=1)
 
     distance_x = _mean_distance(points, targets, nearest_y)

@@ -44,8 +44,7 @@ def random_logits(
     place = torch.arange(children * parents, device=device).view(children, parents)
     word = _mix_bits(_mix_bits(place) ^ _mix_bits(torch.full_like(place, seed) ^ 0x9E3779B9))
     # 23 bits and a half are exact in float32: the outcome is never 0 and never 1.
-    uniform = ((word >> 9) + 0.5) / 2**23
-    return scale * torch.special.ndtri(uniform)
+    return scale * torch.special.ndtri(((word >> 9) + 0.5) / 2**23)
 
 
 def random_coupling(

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_floating
+from torchcaps.functional.bounds import full_precision as full_precision
 from torchcaps.types import Capsules
 
 # Added to |s|^2. It bounds the slope of the square root at zero to 1e4, and that of squash to 1e-4.
@@ -19,11 +20,6 @@ EPSILON = 1e-8
 DOUBLE_EPSILON = 1e-60
 
 Vectors = Float[Tensor, "*rest"]
-
-
-def full_precision(x: Tensor) -> Tensor:
-    """`x` in float32 where it is float16 or bfloat16: norms and exponentials need the bits."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def safe_norm(s: Vectors, dim: int = -1, keepdim: bool = False) -> Float[Tensor, "*reduced"]:
@@ -46,8 +42,7 @@ def safe_norm(s: Vectors, dim: int = -1, keepdim: bool = False) -> Float[Tensor,
     s = full_precision(s)
     # Squares of numbers beyond 1e19 overflow float32: divide by the largest one first.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    squared_norm = (s / scale).square().sum(dim, keepdim=True)
-    norm = scale * (squared_norm + _epsilon(s)).sqrt()
+    norm = scale * ((s / scale).square().sum(dim, keepdim=True) + _epsilon(s)).sqrt()
     if keepdim:
         return norm
     return norm.squeeze(dim)
@@ -177,12 +172,9 @@ def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     check_floating(s=s)
     s = full_precision(s)
-    scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    inverse_scale = scale.reciprocal()
+    inverse_scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0).reciprocal()
     scaled = s * inverse_scale
-    squared_norm = scaled.square().sum(dim, keepdim=True)
-    norm = (squared_norm + _epsilon(s)).sqrt()
-    return scaled, norm, inverse_scale
+    return scaled, (scaled.square().sum(dim, keepdim=True) + _epsilon(s)).sqrt(), inverse_scale
 
 
 def _counts_launches(x: Tensor) -> bool:

@@ -19,11 +19,11 @@ from torchcaps.functional.bounds import (
     einsum_autocast,
     einsum_fp32,
     factor_limit,
+    full_precision,
 )
 from torchcaps.functional.fields import DenseField, Field, Pairs, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.random_coupling import random_logits
-from torchcaps.functional.squash import full_precision
 from torchcaps.transfer import to_device
 from torchcaps.types import Capsules
 
@@ -121,8 +121,16 @@ class RoutingContext:
 
 
 # What `Votes.bind` copies: the attributes of all votes.
-ATTRIBUTES: tuple[str, ...] = ("context", "children", "field", "parents", "dim", "bias", "present")
-ATTRIBUTES += ("autocast_dtype",)
+ATTRIBUTES = (
+    "context",
+    "children",
+    "field",
+    "parents",
+    "dim",
+    "bias",
+    "present",
+    "autocast_dtype",
+)
 
 
 class Votes(ABC):
@@ -415,8 +423,10 @@ class DenseVotes(Votes):
             activation = torch.ones_like(votes[..., 0, 0])
         check_floating(votes=votes, bias=bias, activation=activation)
         if activation.shape != votes.shape[:-2]:
-            expected = f"expected the votes' {list(votes.shape[:-2])}"
-            raise ArgumentError("activation", f"{expected}, got {list(activation.shape)}")
+            raise ArgumentError(
+                "activation",
+                f"expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}",
+            )
         if pose is None:
             pose = activation.unsqueeze(-1)[..., :0]
         parents, dim = votes.shape[-2:]
@@ -502,8 +512,7 @@ class ProductVotes(Votes):
         # One product over all children; absent ones have poses of zeros.
         with self._autocast():
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
-            matrices = full_precision(self.matrices)
-            sums = einsum_autocast("...ipr,ijrq->...jpq", pose, matrices)
+            sums = einsum_autocast("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))
             return full_precision(sums).flatten(-2)
 
     def _compute(self) -> Tensor:
@@ -543,8 +552,9 @@ def as_votes(
     else:
         for name, tensor in (("activation", activation), ("bias", bias)):
             if tensor is not None:
-                owner = type(votes).__name__
-                raise ArgumentError(name, f"expected None beside {owner}, which have their own")
+                raise ArgumentError(
+                    name, f"expected None beside {type(votes).__name__}, which have their own"
+                )
     return votes.bind(votes.context) if votes._memo is None else votes
 
 
@@ -582,5 +592,4 @@ def straightness(
         for x in (full_precision(coupling).unsqueeze(-1), u)
     )
     weighted = c * u
-    total = weighted.norm(dim=-1).sum(dim=-2)
-    return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=tiny)
+    return weighted.sum(dim=-3).norm(dim=-1) / weighted.norm(dim=-1).sum(dim=-2).clamp(min=tiny)

@@ -25,6 +25,8 @@ MODEL_FILE = "model.safetensors"  # of a run folder
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+Channels = tuple[float, ...]  # a number for each channel of images
+
 
 @dataclass(frozen=True)
 class Backbone:
@@ -43,8 +45,8 @@ class Backbone:
     """
 
     module: nn.Module
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
     arguments: Options = field(default_factory=dict)
     is_pretrained: bool = True
 
@@ -167,8 +169,8 @@ def transformers_backbone(
     pretrained: bool,
     name: str = "",
     config: Options | None = None,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
+    mean: Channels = IMAGENET_MEAN,
+    std: Channels = IMAGENET_STD,
     is_pretrained: bool = True,
 ) -> Backbone:
     """A vision model of transformers, as a backbone where it has that form.
@@ -195,8 +197,9 @@ def transformers_backbone(
         module = transformers_class(kind)(kind)
         return _with_arguments(Backbone(module, tuple(mean), tuple(std), {}, is_pretrained), kind)
 
-    is_local = Path(name).expanduser().is_dir()
-    place = str(Path(name).expanduser()) if is_local else name
+    folder = Path(name).expanduser()
+    is_local = folder.is_dir()
+    place = str(folder) if is_local else name
     try:
         kind = transformers.AutoConfig.from_pretrained(place, local_files_only=is_local)
         module = transformers_class(kind).from_pretrained(
@@ -237,16 +240,18 @@ def transformers_recipe(backbone: Backbone) -> Arguments | None:
 
 def _with_arguments(backbone: Backbone, config: Any) -> Backbone:
     """A backbone of transformers with the arguments that build it again."""
-    arguments = {
-        "config": json.loads(config.to_json_string(use_diff=False)),
-        "mean": list(backbone.mean),
-        "std": list(backbone.std),
-        "is_pretrained": backbone.is_pretrained,
-    }
-    return replace(backbone, arguments=arguments)
+    return replace(
+        backbone,
+        arguments={
+            "config": json.loads(config.to_json_string(use_diff=False)),
+            "mean": list(backbone.mean),
+            "std": list(backbone.std),
+            "is_pretrained": backbone.is_pretrained,
+        },
+    )
 
 
-def _read_normalization(place: str, is_local: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _read_normalization(place: str, is_local: bool) -> tuple[Channels, Channels]:
     """Mean and standard deviation of the images of a model; ImageNet's where it has none."""
     from transformers.utils import cached_file
 
@@ -259,6 +264,7 @@ def _read_normalization(place: str, is_local: bool) -> tuple[tuple[float, ...], 
     if file is None:
         return IMAGENET_MEAN, IMAGENET_STD
     settings = json.loads(Path(file).read_text(encoding="utf-8"))
-    mean = settings.get("image_mean") or IMAGENET_MEAN
-    std = settings.get("image_std") or IMAGENET_STD
-    return tuple(map(float, mean)), tuple(map(float, std))
+    return (
+        tuple(map(float, settings.get("image_mean") or IMAGENET_MEAN)),
+        tuple(map(float, settings.get("image_std") or IMAGENET_STD)),
+    )

@@ -9,21 +9,20 @@ from typing import Any, NoReturn
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional import standardize
-from torchcaps.functional.bounds import clamp_finite, gradient_limit
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import autocast_dtype, clamp_finite, full_precision, gradient_limit
 from torchcaps.models.notebook import model_card, parameter_count
 from torchcaps.nn import FullyConnectedDecoder, mask_capsules
-from torchcaps.nn.decoder import ImageShape, draw_shape
+from torchcaps.nn.decoder import ImageShape as ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
 ImageSize = int | tuple[int, int]  # height and width in pixels, or one number for both
 Images = Float[Tensor, "batch channels height width"]
 FeatureMap = Float[Tensor, "batch channels rows columns"]
 Classes = Float[Tensor, "batch classes"]
+Sizes = tuple[int, ...]  # of layers, such as their channels
 
 
 def side_after(side: int, windows: Sequence[tuple[int, int]]) -> int:
@@ -144,23 +143,23 @@ class ImageModel(nn.Module, ABC):
         Autocast takes any floating point but float64.
         """
         height, width = self.img_size
-        name = type(self).__name__
         note = ""
         if images.dim() == 4 and images.shape[2:] != self.img_size:
-            note = f"; {name} has weights for each place of its img_size: resize, or build it anew"
+            note = (
+                f"; {type(self).__name__} has weights for each place of its img_size: resize, or "
+                "build it anew"
+            )
         if self.spec.any_size and images.dim() == 4:
-            note = f"; {name} takes {height}x{width} pixels, its img_size, and larger images"
+            note = f"; this network takes {height}x{width} pixels, its img_size, and larger images"
             height, width = max(height, images.shape[2]), max(width, images.shape[3])
         sizes = {"channels": self.in_chans, "height": height, "width": width}
         try:
             check_shape("images", images, ["batch", *sizes], **sizes)
         except ArgumentError as error:
-            problem = str(error).removeprefix("images: ")
-            raise ArgumentError("images", f"{problem}{note}") from None
+            raise ArgumentError("images", str(error).removeprefix("images: ") + note) from None
         check_floating(images=images)
         dtype = next(self.parameters()).dtype
-        device = images.device.type
-        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        is_cast = autocast_dtype(images) is not None
         if images.dtype != dtype and (not is_cast or torch.float64 in (images.dtype, dtype)):
             raise ArgumentError(
                 "images", f"expected {dtype}, as the weights are, got {images.dtype}"
@@ -206,7 +205,7 @@ class DrawingModel(ImageModel):
         drawings = self.draw(capsules, labels)
         if drawings.shape[2:] == self.img_size:
             return drawings
-        return F.interpolate(drawings, self.img_size, mode="bilinear")
+        return nn.functional.interpolate(drawings, self.img_size, mode="bilinear")
 
     def draw(self, capsules: Capsules, labels: Tensor | None = None) -> Images:
         """Draw images at the size of the decoder's drawings, `draw_size`.

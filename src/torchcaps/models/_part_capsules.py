@@ -40,8 +40,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_positive, check_range
 from torchcaps.functional.affine import affine_pose, inverse
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import side_after
-from torchcaps.nn.decoder import ImageShape
+from torchcaps.models._base import ImageShape, side_after
 
 POSE_DIM = 6
 FEATURE_DIM = 16
@@ -137,9 +136,8 @@ class PartCapsules(nn.Module):
             noise: on the logits of presence, `[batch, parts]`; None adds none.
         """
         outputs = self.head(self.encoder(images) + self.position_bias).flatten(2)
-        num_parts = len(self.template)
         # [b, m, 6 + 16 + 1 + 1, positions]
-        outputs = full_precision(outputs.unflatten(1, (num_parts, -1)))
+        outputs = full_precision(outputs.unflatten(1, (len(self.template), -1)))
         attention = outputs[:, :, -1:].softmax(dim=-1)
         outputs = (outputs[:, :, :-1] * attention).sum(dim=-1)  # [b, m, 6 + 16 + 1]
 

@@ -20,6 +20,7 @@ from torchcaps.types import ModelMetadata, set_model_metadata
 
 Options = Mapping[str, Any]  # arguments of a function, by name
 Arguments = dict[str, Any]
+Weights = Mapping[str, Tensor]
 
 FOLDER = Path(__file__).parent / "weights"
 DEFAULT_MODEL = "capsnet_small"  # of commands without a run
@@ -100,32 +101,30 @@ def pretrained_model(
     weights = load_file(file)
     with on_meta():
         state = build(**trained, **all_options).state_dict()
-    fitting = fitting_weights(state, weights)
-    misfits = [key for key in state if key not in fitting]
+    misfits = state.keys() - fitting_weights(state, weights)
     if misfits:
         raise ArgumentError(
-            "pretrained", f"the weights of {name} do not fit these options, such as {misfits[0]}"
+            "pretrained", f"the weights of {name} do not fit these options, such as {min(misfits)}"
         )
 
     model = build(**all_sizes, **all_options)
     take_weights(model, weights)
     has_same_classes = all_sizes["num_classes"] == trained["num_classes"]
-    classes = tuple(description["classes"]) if has_same_classes else ()
-    metadata = ModelMetadata(
-        classes,
-        Preprocess.from_dict(description["preprocess"]),
-        description["task"],
-        name=name,
-        options=all_sizes | all_options,
-        calibration=description.get("calibration") if has_same_classes else None,
+    set_model_metadata(
+        model,
+        ModelMetadata(
+            tuple(description["classes"]) if has_same_classes else (),
+            Preprocess.from_dict(description["preprocess"]),
+            description["task"],
+            name=name,
+            options=all_sizes | all_options,
+            calibration=description.get("calibration") if has_same_classes else None,
+        ),
     )
-    set_model_metadata(model, metadata)
     return model
 
 
-def fitting_weights(
-    state: Mapping[str, Tensor], weights: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def fitting_weights(state: Weights, weights: Weights) -> dict[str, Tensor]:
     """The weights that a model's state has a place for."""
     return {
         key: tensor
@@ -134,7 +133,7 @@ def fitting_weights(
     }
 
 
-def take_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+def take_weights(model: nn.Module, weights: Weights) -> list[str]:
     """Load the weights whose names and shapes are those of a model; its others stay as they are.
 
     Args:

@@ -1,12 +1,12 @@
 """The registry of models: names, what is known of each, construction."""
 
+import fnmatch
 import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace as with_changes
-from fnmatch import fnmatch
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -133,7 +133,7 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
     Returns:
         Their names, sorted.
     """
-    names = [name for name in MODELS.names() if fnmatch(name, filter)]
+    names = fnmatch.filter(MODELS.names(), filter)
     if pretrained:
         names = [name for name in names if (FOLDER / f"{name}.safetensors").is_file()]
     return names
@@ -255,10 +255,7 @@ def construct_model(
     # A backbone that is read from a file (`freeze`) is not counted.
     if device is not None and device.type != "meta" and "freeze" not in parameters:
         _check_memory(name, sizes, options, device)
-    sizes = dict(sizes)
-    for key, size in sizes.items():
-        if size is None:
-            sizes[key] = getattr(info, key)
+    sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
     if not info.num_classes:
         del sizes["num_classes"]
     try:
@@ -269,9 +266,8 @@ def construct_model(
         raise option_error(name, options, error) from error
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
-    all_options = {**sizes, **options, **metadata.options}
-    metadata = with_changes(metadata, name=name, options=all_options)
-    model._torchcaps = metadata  # type: ignore[assignment]
+    options = {**sizes, **options, **metadata.options}
+    model._torchcaps = with_changes(metadata, name=name, options=options)  # type: ignore[assignment]
     return model
 
 

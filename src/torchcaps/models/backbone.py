@@ -15,11 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchcaps.errors import ArgumentError, check_known, check_range, one_line
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range, one_line
 from torchcaps.models._backbones import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Backbone,
+    Channels,
     create_backbone,
     transformers_recipe,
 )
@@ -71,7 +72,7 @@ class FeatureExtractor(nn.Module):
             raise ArgumentError(
                 "in_chans", f"expected 1 or {channels}, as the backbone was trained, got {in_chans}"
             )
-        check_range("max_positions", max_positions, low=1)
+        check_positive(max_positions=max_positions)
         self.module = backbone.module
         self.max_positions = max_positions
         self.freeze = freeze
@@ -91,7 +92,6 @@ class FeatureExtractor(nn.Module):
     def _measure(self, images: Tensor) -> tuple[int, ...]:
         """Shape of the features of such images, by one pass."""
         self.eval()
-        height, width = images.shape[2:]
         try:
             with torch.no_grad():
                 features = self(images.to(next(self.parameters(), images).device))
@@ -100,10 +100,10 @@ class FeatureExtractor(nn.Module):
         except (RuntimeError, ValueError, TypeError) as error:
             raise ArgumentError(
                 "backbone",
-                f"takes no images of {height}x{width} pixels ({one_line(str(error))})",
+                f"takes no images of {images.shape[2]}x{images.shape[3]} pixels "
+                f"({one_line(str(error))})",
             ) from error
-        _, *shape = features.shape
-        return tuple(shape)
+        return tuple(features.shape[1:])
 
     def train(self, mode: bool = True) -> "FeatureExtractor":
         """Set the mode; what is fixed stays in evaluation mode.
@@ -242,9 +242,8 @@ class CapsuleHeadNetwork(_OnBackbone):
         )
 
     def _build_head(self, **options: Any) -> nn.Module:
-        num_features = self.backbone.shape[0]
         options["max_positions"] = self.backbone.max_positions
-        return CapsuleHead(num_features, self.num_classes, **options)
+        return CapsuleHead(self.backbone.shape[0], self.num_classes, **options)
 
     def capsules(self, images: Images) -> Capsules:
         return self.head(self.features(images))
@@ -281,8 +280,8 @@ def with_backbone(
     head: Literal["capsule", "linear"] = "capsule",
     pretrained: bool = True,
     freeze: bool | None = None,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
+    mean: Channels = IMAGENET_MEAN,
+    std: Channels = IMAGENET_STD,
     **options: Any,
 ) -> nn.Module:
     """A network of class capsules on a backbone, for images in [0, 1].

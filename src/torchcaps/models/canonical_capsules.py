@@ -18,12 +18,15 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional import procrustes
-from torchcaps.functional.bounds import clamp_finite, gradient_limit, without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import (
+    clamp_finite,
+    full_precision,
+    gradient_limit,
+    without_autocast,
+)
 from torchcaps.models._base import ImageModel, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.types import Capsules, ModelSpec
@@ -74,7 +77,7 @@ def normalize_over_points(attention: Tensor) -> Tensor:
 
 def at_least(x: Tensor, low: float) -> Tensor:
     """`x.clamp(min=low)` whose gradient is one operation."""
-    return F.hardtanh(x, low, math.inf)
+    return nn.functional.hardtanh(x, low, math.inf)
 
 
 class ContextNorm(nn.Module):
@@ -218,7 +221,6 @@ class CanonicalCapsules(ImageModel):
             raise ArgumentError(
                 "img_size", f"expected ({capsules} or more points, 1), got {self.img_size}"
             )
-        self.num_capsules = capsules
         self.channels = channels
         self.is_canonical = canonical
 
@@ -271,8 +273,7 @@ class CanonicalCapsules(ImageModel):
             Keypoints `[batch, capsules, dim]` and descriptors `[batch, capsules, channels]`.
         """
         upright = aligned.upright
-        keypoints = pool(aligned.attention, upright)
-        return keypoints, pool(aligned.attention, self.encoder(upright))
+        return pool(aligned.attention, upright), pool(aligned.attention, self.encoder(upright))
 
     def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
         """Draw each capsule: `MLP_k(grid_k, β_k) + θ_k`.
@@ -305,8 +306,7 @@ class CanonicalCapsules(ImageModel):
             descriptors. Activations `[batch, capsules]`: shares of the points, in [0, 1].
         """
         aligned = self.align(images)
-        pose = torch.cat(self.described(aligned), dim=2)
-        return Capsules(pose, aligned.attention.mean(dim=1))
+        return Capsules(torch.cat(self.described(aligned), dim=2), aligned.attention.mean(dim=1))
 
     def decode(self, capsules: Capsules) -> Points:
         """Draw the points of capsules in the canonical pose, capsule after capsule.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.models._base import DrawingModel, Images, ImageSize
+from torchcaps.models._base import DrawingModel, Images, ImageSize, Sizes
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
@@ -73,7 +73,7 @@ class CapsNet(DrawingModel):
         primary_types: int = 32,
         primary_dim: int = 8,
         class_dim: int = 16,
-        between: tuple[int, ...] = (),
+        between: Sizes = (),
         grouping: Grouping = "position",
         decoder: bool | tuple[int, int] | None = True,
         **layer_options: Any,

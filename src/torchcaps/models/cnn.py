@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError, check_range
-from torchcaps.models._base import Classes, Images, ImageSize, PlainNetwork
+from torchcaps.errors import ArgumentError, check_positive, check_range
+from torchcaps.models._base import Classes, Images, ImageSize, PlainNetwork, Sizes
 from torchcaps.models._registry import ModelInfo, create_model, register_model, register_variant
 from torchcaps.models.notebook import parameter_count
 
@@ -62,24 +62,29 @@ class CNN(PlainNetwork):
         in_chans: int = 1,
         img_size: ImageSize = 28,
         *,
-        channels: tuple[int, ...] = (256, 256, 128),
-        kernels: tuple[int, ...] = (5, 5, 5),
+        channels: Sizes = (256, 256, 128),
+        kernels: Sizes = (5, 5, 5),
         stride: int = 1,
         pool: bool = False,
         global_pool: bool = False,
-        hidden: tuple[int, ...] = (328, 192),
+        hidden: Sizes = (328, 192),
         dropout: float = 0.5,
         **options: bool,
     ) -> None:
         check_layers(channels, kernels, hidden)
         check_range("dropout", dropout, low=0.0, high=0.99)
-        check_range("stride", stride, low=1)
+        check_positive(stride=stride)
         pooling = 2 if pool else 1
-        smallest = (stride * pooling) ** len(channels)
-        super().__init__(num_classes, in_chans, img_size, smallest=smallest, **options)
+        super().__init__(
+            num_classes,
+            in_chans,
+            img_size,
+            smallest=(stride * pooling) ** len(channels),
+            **options,
+        )
         self.convolutions = nn.Sequential()
         below = in_chans
-        sides: tuple[int, ...] = self.img_size
+        sides: Sizes = self.img_size
         for above, kernel in zip(channels, kernels, strict=True):
             conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2)
             self.convolutions.extend([conv, nn.ReLU()])
@@ -100,18 +105,15 @@ class CNN(PlainNetwork):
         self.classes_layer = nn.Linear(below, num_classes)
 
     def scores(self, x: Images) -> Classes:
-        features = self.hidden(self.convolutions(x).flatten(1))
-        return self.classes_layer(self.dropout(features))
+        return self.classes_layer(self.dropout(self.hidden(self.convolutions(x).flatten(1))))
 
 
-def check_layers(
-    channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...]
-) -> None:
+def check_layers(channels: Sizes, kernels: Sizes, hidden: Sizes) -> None:
     """Raise ValueError for layers that are none, see `CNN`, and for more than a hundred of them."""
     for width in channels:
-        check_range("channels", width, low=1)
+        check_positive(channels=width)
     for width in hidden:
-        check_range("hidden", width, low=1)
+        check_positive(hidden=width)
     check_range("layers", len(channels) + len(hidden), high=MAX_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
         raise ArgumentError(
@@ -163,8 +165,9 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
         with torch.device("meta"):  # takes no memory, draws nothing
             return parameter_count(build(first, hidden))
 
-    widest = bisect_right(range(1, MAX_WIDTH), target, key=lambda n: count_weights(n, 32 * n))
-    first = max(1, widest)
+    first = max(
+        1, bisect_right(range(1, MAX_WIDTH), target, key=lambda n: count_weights(n, 32 * n))
+    )
     fewest = count_weights(first, 1)
     per_unit = count_weights(first, 2) - fewest
     cnn = build(first, max(1, round((target - fewest) / per_unit + 1)))

@@ -69,8 +69,7 @@ class CNNWithDecoder(DrawingModel):
             convolution = nn.Conv2d(below, above, KERNEL, padding=KERNEL // 2)
             self.convolutions.extend([convolution, nn.ReLU(), nn.MaxPool2d(2)])
         height, width = self.img_size
-        num_features = second * (height // 4) * (width // 4)
-        self.units = nn.Linear(num_features, num_classes * class_dim)
+        self.units = nn.Linear(second * (height // 4) * (width // 4), num_classes * class_dim)
         self.weight = nn.Parameter(torch.randn(num_classes, class_dim) / class_dim**0.5)
         self.bias = nn.Parameter(torch.zeros(num_classes))
 

@@ -38,10 +38,9 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import squash
-from torchcaps.models._base import DrawingModel, FeatureMap, Images, ImageSize
+from torchcaps.models._base import DrawingModel, FeatureMap, Images, ImageShape, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
-from torchcaps.nn.decoder import ImageShape
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
@@ -100,7 +99,7 @@ class RoutedSkip(RoutedLayer):
     """
 
     def __init__(self, types: int, dim: int, iterations: int, local: bool) -> None:
-        votes = KernelVotes(LayerSizes(children=types, in_dim=dim, parents=types, dim=dim))
+        votes = KernelVotes(LayerSizes(types, dim, types, dim))
         competition = per_position if local else global_competition
         super().__init__(votes, MapRouting(iterations, local=local), competition)
 
@@ -127,7 +126,7 @@ class CapsuleCell(nn.Module):
         in_channels: int,
         types: int,
         dim: int,
-        skip: RoutedSkip | None = None,
+        skip: RoutedSkip | None,
     ) -> None:
         super().__init__()
         layer = partial(ConvCapsules, types * dim, types, dim)

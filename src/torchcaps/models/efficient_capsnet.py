@@ -15,7 +15,7 @@ from torch import nn
 
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import DrawingModel, Images, ImageSize, side_after, side_before
+from torchcaps.models._base import DrawingModel, Images, ImageSize, Sizes, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder, truncated_normal_
@@ -85,7 +85,7 @@ class EfficientCapsNet(DrawingModel):
         in_chans: int = 1,
         img_size: ImageSize = 28,
         *,
-        stem: tuple[tuple[int, ...], ...] = MNIST,
+        stem: tuple[Sizes, ...] = MNIST,
         edge: int = 0,
         norm: Literal["batch", "instance"] = "batch",
         norm_first: bool = False,
@@ -96,9 +96,7 @@ class EfficientCapsNet(DrawingModel):
     ) -> None:
         sizes = complete_stem(stem)
         # Windows of convolutions without padding that leave a map of the same size.
-        windows = []
-        for kernel, stride, _, padding in sizes:
-            windows.append((kernel - 2 * padding, stride))
+        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
         smallest = side_before(max(SMALLEST_MAP, 1 + edge), windows)
         super().__init__(num_classes, in_chans, img_size, smallest=smallest)
         check_range("slope", slope, low=0, high=1)
@@ -113,12 +111,10 @@ class EfficientCapsNet(DrawingModel):
                 after.reverse()
             conv = nn.Conv2d(below, above, kernel, stride, padding)
             truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)  # Keras' "he_normal"
-            self.stem.append(conv)
-            self.stem.extend(after)
+            self.stem.extend([conv, *after])
             below = above
 
-        height = side_after(self.img_size[0], windows) - edge
-        width = side_after(self.img_size[1], windows) - edge
+        height, width = (side_after(side, windows) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(below, (height, width))
         children = below // PRIMARY_DIM
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
@@ -148,9 +144,9 @@ class EfficientCapsNet(DrawingModel):
         return self.class_capsules(primary)  # 10 of dim 16
 
 
-def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]:
+def complete_stem(stem: tuple[Sizes, ...]) -> list[Sizes]:
     """Kernel, stride, channels and padding of each convolution; see `EfficientCapsNet`."""
-    sizes: list[tuple[int, int, int, int]] = []
+    sizes: list[Sizes] = []
     for n, numbers in enumerate(stem):
         if len(numbers) == 2 and len(stem) == len(CHANNELS):
             numbers = (*numbers, CHANNELS[n])
@@ -161,9 +157,8 @@ def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int
                 "stem",
                 f"expected (kernel, stride, channels, padding below half a kernel), got {stem[n]}",
             )
-        kernel, stride, channels, padding = numbers
-        sizes.append((kernel, stride, channels, padding))
-    if not sizes or channels % PRIMARY_DIM:
+        sizes.append(numbers)
+    if not sizes or numbers[2] % PRIMARY_DIM:
         raise ArgumentError(
             "stem", f"expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
         )

@@ -20,6 +20,7 @@ from torchcaps.models._base import (
     Images,
     ImageSize,
     LogitModel,
+    Sizes,
     side_after,
     side_before,
 )
@@ -56,13 +57,18 @@ class ConvolutionalModel(LogitModel):
         img_size: ImageSize,
         *,
         channels: int,
-        strides: tuple[int, ...],
+        strides: Sizes,
         **sizes: int,
     ) -> None:
         windows = [(KERNEL, stride) for stride in strides]  # of each convolution
-        smallest = side_before(1, windows)  # side of the images whose map has one position
-        sizes = {"channels": channels, **sizes}
-        super().__init__(num_classes, in_chans, img_size, smallest=smallest, **sizes)
+        super().__init__(
+            num_classes,
+            in_chans,
+            img_size,
+            smallest=side_before(1, windows),  # whose map has one position
+            channels=channels,
+            **sizes,
+        )
         self.windows = windows
         self.convolutions = nn.Sequential()
         in_channels = in_chans + 2
@@ -117,8 +123,8 @@ class ConvRouting(ConvolutionalModel):
         img_size: ImageSize = 28,
         *,
         channels: int = 64,
-        strides: tuple[int, ...] = (1, 2, 1),
-        hidden: tuple[int, ...] = (64, 64),
+        strides: Sizes = (1, 2, 1),
+        hidden: Sizes = (64, 64),
         iterations: int = 2,
     ) -> None:
         super().__init__(num_classes, in_chans, img_size, channels=channels, strides=strides)
@@ -178,7 +184,7 @@ class MatrixRouting(ConvolutionalModel):
         img_size: ImageSize = 96,
         *,
         channels: int = 64,
-        strides: tuple[int, ...] = (1, 2, 1, 2, 1, 2),
+        strides: Sizes = (1, 2, 1, 2, 1, 2),
         parts: int = 64,
         iterations: int = 3,
     ) -> None:
@@ -197,10 +203,8 @@ class MatrixRouting(ConvolutionalModel):
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * dim, 1))
 
         # All positions and capsules of the map share the matrices and parameters of one child.
-        part_sizes = LayerSizes(1, dim, parts, dim)
-        class_sizes = LayerSizes(parts, dim, num_classes, dim)
-        self.part_capsules = make_layer(part_sizes, iterations)
-        self.class_capsules = make_layer(class_sizes, iterations)
+        self.part_capsules = make_layer(LayerSizes(1, dim, parts, dim), iterations)
+        self.class_capsules = make_layer(LayerSizes(parts, dim, num_classes, dim), iterations)
         router: Any = self.class_capsules.router
         # From zeros, as published, the first training step changes no layer below.
         nn.init.normal_(router.beta_use, std=0.01)
@@ -221,8 +225,7 @@ class MatrixRouting(ConvolutionalModel):
         # Capsules of each position: [batch, rows, columns, parts, 16].
         pose = full_precision(self.pose(features)).movedim(1, -1).unflatten(-1, (-1, POSE**2))
         score = full_precision(self.score(features)).movedim(1, -1)
-        primary = Capsules(pose, score.sigmoid())
-        return self.class_capsules(self.part_capsules(primary))
+        return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
 
     def logits_of(self, capsules: Capsules) -> Classes:
         """The net benefit of each class, of which its activation is the sigmoid.
@@ -238,5 +241,8 @@ class MatrixRouting(ConvolutionalModel):
 
 def make_layer(sizes: LayerSizes, iterations: int) -> RoutedLayer:
     """A layer of the network of 2019, whose matrices start as noise alone."""
-    votes = MatrixVotes(sizes, init_std=1 / POSE, identity=False)
-    return RoutedLayer(votes, "heinsen_2019", iterations=iterations)
+    return RoutedLayer(
+        MatrixVotes(sizes, init_std=1 / POSE, identity=False),
+        "heinsen_2019",
+        iterations=iterations,
+    )

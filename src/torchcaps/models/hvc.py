@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_known
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.models._base import Classes, Images, ImageSize, LogitModel
+from torchcaps.models._base import Classes, Images, ImageSize, LogitModel, Sizes
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules
 
@@ -62,7 +62,7 @@ class HomogeneousCaps(nn.Module):
         torch.Size([2, 64, 10])
     """
 
-    def __init__(self, children: int, dim: int, parents: int, *, momentum: float = 0.1) -> None:
+    def __init__(self, children: int, dim: int, parents: int, *, momentum: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(parents, children, dim))
         self.norm = ShiftNorm(dim, momentum)
@@ -118,7 +118,7 @@ class HVC(LogitModel):
         img_size: ImageSize = 28,
         *,
         convolutions: int = 9,
-        branches: tuple[int, ...] = (3, 6, 9),
+        branches: Sizes = (3, 6, 9),
         merge: Merge = "ones",
         momentum: float = 0.1,
     ) -> None:
@@ -128,8 +128,8 @@ class HVC(LogitModel):
         super().__init__(
             num_classes, in_chans, img_size, smallest=smallest, convolutions=convolutions
         )
-        are_rising = list(branches) == sorted(set(branches))
-        if not branches or not are_rising or branches[0] < 1 or branches[-1] > convolutions:
+        numbers = set(range(1, convolutions + 1)) & set(branches)
+        if not branches or list(branches) != sorted(numbers):
             raise ArgumentError(
                 "branches",
                 f"expected rising numbers from 1 to {convolutions}, got {list(branches)}",
@@ -138,22 +138,27 @@ class HVC(LogitModel):
         self.branches = tuple(branches)
 
         channels = [in_chans] + [32 + 16 * index for index in range(convolutions)]
-        self.convolutions = nn.ModuleList()
-        for below, above in pairwise(channels):
-            conv = nn.Conv2d(below, above, 3, bias=False)
-            self.convolutions.append(nn.Sequential(conv, ShiftNorm(above, momentum), nn.ReLU()))
+        self.convolutions = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(below, above, 3, bias=False), ShiftNorm(above, momentum), nn.ReLU()
+            )
+            for below, above in pairwise(channels)
+        )
         # After all convolutions are made: their default initialization draws random numbers too.
         for weight in self.convolutions.parameters():
             if weight.dim() == 4:
                 nn.init.normal_(weight, std=STD)
 
         height, width = self.img_size
-        self.class_capsules = nn.ModuleList()
-        for number in branches:
-            positions = (height - 2 * number) * (width - 2 * number)
-            self.class_capsules.append(
-                HomogeneousCaps(positions, channels[number], num_classes, momentum=momentum)
+        self.class_capsules = nn.ModuleList(
+            HomogeneousCaps(
+                (height - 2 * number) * (width - 2 * number),
+                channels[number],
+                num_classes,
+                momentum=momentum,
             )
+            for number in branches
+        )
         self.weights = None
         if merge != "fixed":
             ones = torch.ones(len(branches))

@@ -17,7 +17,7 @@ from torch import nn
 from torchcaps.errors import check_known
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import Classes, Images, ImageSize, LogitModel, side_after
+from torchcaps.models._base import Classes, Images, ImageSize, LogitModel, Sizes, side_after
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.models.resnet import convolution, residual_blocks
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
@@ -74,7 +74,7 @@ class InvertedAttentionCaps(LogitModel):
         backbone: Backbone = "resnet",
         types: int = 32,
         pose_size: int = 4,
-        hidden: tuple[int, ...] = (),
+        hidden: Sizes = (),
         iterations: int = 2,
         sequential: bool = False,
     ) -> None:
@@ -96,14 +96,16 @@ class InvertedAttentionCaps(LogitModel):
 
         make_layer = partial(attention_layer, iterations=iterations if sequential else 1)
         window = LayerSizes(KERNEL**2 * types, dim, types, dim)
-        layers = []
-        for stride in STRIDES:
-            field = partial(ConvField, kernel=KERNEL, stride=stride, convention="type")
-            layers.append(make_layer(window, field))
+        layers = [
+            make_layer(window, partial(ConvField, kernel=KERNEL, stride=stride, convention="type"))
+            for stride in STRIDES
+        ]
         convolutions = [(KERNEL, stride) for stride in STRIDES]
         positions = prod(side_after((side + 1) // 2, convolutions) for side in self.img_size)
-        for below, above in pairwise([positions * types, *hidden, num_classes]):
-            layers.append(make_layer(LayerSizes(below, dim, above, dim), DenseField))
+        layers += [
+            make_layer(LayerSizes(below, dim, above, dim), DenseField)
+            for below, above in pairwise([positions * types, *hidden, num_classes])
+        ]
         self.capsule_layers = RoutedStack(*layers, num_iterations=1 if sequential else iterations)
         self.classes_layer = nn.Linear(dim, 1)  # shared by all classes
 
@@ -132,8 +134,7 @@ def make_backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
     if kind == "simple":
         return nn.Sequential(nn.Conv2d(in_chans, CHANNELS, 3, 2, 1), nn.ReLU())
     half = CHANNELS // 2
-    layers = convolution(in_chans, half)
-    return layers.extend(residual_blocks([half] * 4 + [CHANNELS] * 4, "B"))
+    return convolution(in_chans, half).extend(residual_blocks([half] * 4 + [CHANNELS] * 4, "B"))
 
 
 # This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in

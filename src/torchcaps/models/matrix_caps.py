@@ -105,24 +105,24 @@ class MatrixCaps(ImageModel):
         num_second = types[1] * self._num_positions(3)
 
         def options_for(children: int, parents: int) -> dict[str, Any]:
-            share = children / parents
-            return temperature(gain, share, options["iterations"], pose_size) | options
+            return temperature(gain, children / parents, options["iterations"], pose_size) | options
 
-        first_layer = ConvCaps(
-            primary_types,
-            types[0],
-            *LAYERS[1],
-            convention=convention,
-            **options_for(num_primary, num_first),
+        self.conv_capsules = nn.Sequential(
+            ConvCaps(
+                primary_types,
+                types[0],
+                *LAYERS[1],
+                convention=convention,
+                **options_for(num_primary, num_first),
+            ),
+            ConvCaps(
+                types[0],
+                types[1],
+                *LAYERS[2],
+                convention=convention,
+                **options_for(num_first, num_second),
+            ),
         )
-        second_layer = ConvCaps(
-            types[0],
-            types[1],
-            *LAYERS[2],
-            convention=convention,
-            **options_for(num_first, num_second),
-        )
-        self.conv_capsules = nn.Sequential(first_layer, second_layer)
         centers = None
         if coordinates:
             rows, columns = (receptive_centers(side, LAYERS) for side in self.img_size)
@@ -148,8 +148,7 @@ class MatrixCaps(ImageModel):
 
 def centers_of(positions: int) -> list[float]:
     """Coordinates of the positions along a side of a map of another size, as of its own size."""
-    centers = receptive_centers(side_before(positions, LAYERS), LAYERS)
-    return [center / 100 for center in centers]
+    return [center / 100 for center in receptive_centers(side_before(positions, LAYERS), LAYERS)]
 
 
 def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:

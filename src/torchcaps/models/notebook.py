@@ -66,8 +66,11 @@ def list_stages(model: Any) -> list[Stage]:
     stages = []
     for name, part in named_stages(model):
         if isinstance(part, nn.Module):
-            shape = shape_in_words(outputs[name])
-            stages.append(Stage(name, kind_in_words(part), shape, parameter_count(part)))
+            stages.append(
+                Stage(
+                    name, kind_in_words(part), shape_in_words(outputs[name]), parameter_count(part)
+                )
+            )
         else:
             stages.append(Stage(name, "parameter", times(part.shape), part.numel()))
     return stages
@@ -124,8 +127,8 @@ def shape_in_words(output: Tensor | Capsules) -> str:
     if isinstance(output, Tensor):
         return times(output.shape[1:])
     counts = output.pose.shape[1:-1]
-    noun = "capsule" if counts[-1] == 1 else "capsules"
-    return f"{times(counts)} {noun} of {output.pose.shape[-1]} dims"
+    ending = "" if counts[-1] == 1 else "s"
+    return f"{times(counts)} capsule{ending} of {output.pose.shape[-1]} dims"
 
 
 def kind_in_words(module: nn.Module) -> str:
@@ -154,9 +157,10 @@ def model_card(model: Any) -> str:
     """HTML of a model: a title and a line, facts, and a table of its stages."""
     images = Stage("images", "", times(model.image_shape), 0)
     total = Stage("total", "", "", parameter_count(model))
-    rows = []
-    for name, kind, output, parameters in [images, *list_stages(model), total]:
-        rows.append((name, kind, output, f"{parameters:,}" if parameters else ""))
+    rows = [
+        (name, kind, output, f"{parameters:,}" if parameters else "")
+        for name, kind, output, parameters in [images, *list_stages(model), total]
+    ]
     return render(
         "torchcaps.models",
         "card.html",
@@ -171,8 +175,12 @@ def model_card(model: Any) -> str:
 def facts_of(model: Any) -> list[tuple[str, str]]:
     """Lines on the images and the classes of a model: names and values."""
     height, width = model.img_size
-    channels = counted(model.in_chans, "channel")
-    lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
+    lines = [
+        (
+            "images",
+            f"{counted(model.in_chans, 'channel')}, {height} × {width} pixels (height × width)",
+        )
+    ]
     names = getattr(model, "classes", None)
     if names is not None:
         words = join_names(list(map(str, names)), MAX_CLASSES)

@@ -93,10 +93,9 @@ def image_side(sizes: Sizes) -> int:
 
 def describe_capsnet(sizes: Sizes, **options: Any) -> Description:
     """A CapsNet with these sizes and options."""
-    types = sizes["t"] if "t" in sizes else sizes["p"] // sizes["d"]
     widths = {
         "channels": sizes["a"],
-        "primary_types": types,
+        "primary_types": sizes["t"] if "t" in sizes else sizes["p"] // sizes["d"],
         "primary_dim": sizes["d"],
         "class_dim": sizes["D"],
         "bias": False,
@@ -111,8 +110,9 @@ def describe_efficient(sizes: Sizes, **options: Any) -> Description:
     """
     kernel = sizes["k"]
     if kernel not in NETWORKS:
-        kernels = ", ".join(map(str, NETWORKS))
-        raise ValueError(f"expected a depthwise kernel of {kernels} pixels, got {kernel}")
+        raise ValueError(
+            f"expected a depthwise kernel of {', '.join(map(str, NETWORKS))} pixels, got {kernel}"
+        )
     side = 8 * isqrt(sizes["s"]) - 16 if "s" in sizes else image_side(sizes)
     return Description(NETWORKS[kernel], sizes["J"], sizes["c"], side, options)
 
@@ -166,8 +166,7 @@ def stem_table(layer: str, first_kernel: int = 5) -> str:
 
 def keras_encoder(first_kernel: int) -> str:
     """The encoder of Efficient-CapsNet in Keras, whose first kernel has this side."""
-    stem = stem_table(KERAS_LAYER, first_kernel)
-    return f"{stem}\n k k 1 128 > primary {EFFICIENT_CLASSES}"
+    return f"{stem_table(KERAS_LAYER, first_kernel)}\n k k 1 128 > primary {EFFICIENT_CLASSES}"
 
 
 LAYOUTS = [

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from torchcaps.errors import check_known, check_positive
@@ -49,8 +48,9 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: FeatureMap) -> FeatureMap:
         if self.projection is None:
-            pixels = x[:, :, :: self.stride, :: self.stride]
-            shortcut = F.pad(pixels, (0, 0, 0, 0, 0, self.missing))
+            shortcut = nn.functional.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing)
+            )
         else:
             shortcut = self.projection(x)
         return torch.relu(self.second(self.first(x)) + shortcut)
@@ -81,11 +81,10 @@ def convolution(
 
 def residual_blocks(widths: Iterable[int], shortcut: Shortcut) -> list[ResidualBlock]:
     """A block from each of these widths to the next, of stride 2 where it changes."""
-    blocks = []
-    for below, above in pairwise(widths):
-        stride = 1 if below == above else 2
-        blocks.append(ResidualBlock(below, above, stride, shortcut))
-    return blocks
+    return [
+        ResidualBlock(below, above, 1 if below == above else 2, shortcut)
+        for below, above in pairwise(widths)
+    ]
 
 
 def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:

@@ -50,10 +50,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_known, check_range
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range
 from torchcaps.functional.affine import affine_pose, composed
-from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import full_precision, without_autocast
 from torchcaps.models._base import ImageModel, Images, ImageSize, side_before
 from torchcaps.models._part_capsules import (
     FEATURE_DIM,
@@ -278,13 +277,12 @@ def pose_likelihood(pose: Tensor, objects: Objects) -> tuple[Tensor, Tensor]:
 
 def check_weights(weights: Mapping[str, float]) -> None:
     """Raise ValueError unless these are numbers of at least 0 by names of `WEIGHTS`."""
-    are_numbers = isinstance(weights, Mapping) and all(
-        isinstance(weight, Real) for weight in weights.values()
-    )
-    if not are_numbers:
+    if not isinstance(weights, Mapping):
         raise ArgumentError("weights", f"expected numbers by name, got {weights!r}")
     for name, weight in weights.items():
         check_known("weight", name, WEIGHTS)
+        if not isinstance(weight, Real):
+            raise ArgumentError(name, f"expected a number, got {weight!r}")
         check_range(name, weight, low=0)
 
 
@@ -359,7 +357,7 @@ class SCAE(ImageModel):
     ) -> None:
         strides = part_options.get("strides", STRIDES)
         for stride in strides:
-            check_range("strides", stride, low=1)
+            check_positive(strides=stride)
         # Side of the smallest image of which the encoder leaves a map of one position.
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         super().__init__(
@@ -396,8 +394,9 @@ class SCAE(ImageModel):
         Returns:
             Parts, objects, drawings and likelihoods; see `Explanation`.
         """
-        part_noise = None if noise is None else noise.parts
-        parts, drawings, logits, log_likelihood = self.explain_pixels(images, part_noise)
+        parts, drawings, logits, log_likelihood = self.explain_pixels(
+            images, None if noise is None else noise.parts
+        )
         objects, pose_log_likelihood, posterior = self._explain_poses(parts, noise)
         return Explanation(
             parts, objects, drawings, logits, log_likelihood, pose_log_likelihood, posterior

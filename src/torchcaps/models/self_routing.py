@@ -180,10 +180,9 @@ class SRCapsNet(ImageModel):
             )
             if routing != "dynamic":
                 self.norm = nn.BatchNorm2d(types * dim)
-        children = types * num_positions(self.img_size, halvings)
         self.class_capsules = make_routed_layer(
             routing,
-            LayerSizes(children, dim, num_classes, dim),
+            LayerSizes(types * num_positions(self.img_size, halvings), dim, num_classes, dim),
             DenseField,
             primary=depth == 1,
             uniform=uniform and routing != "self_routing",
@@ -225,8 +224,7 @@ def make_routed_layer(
     options: dict[str, float] = {}
     if routing == "em":
         votes = MatrixVotes(sizes)
-        share = sizes.children / sizes.parents
-        options = temperature(EM_GAIN, share, 3, round(sizes.dim**0.5))
+        options = temperature(EM_GAIN, sizes.children / sizes.parents, 3, round(sizes.dim**0.5))
     elif routing == "self_routing" and field is DenseField:
         votes = PoseVotes(sizes)
     else:

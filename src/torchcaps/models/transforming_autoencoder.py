@@ -17,13 +17,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models._base import DrawingModel, Images, ImageSize, no_decoder
+from torchcaps.models._base import DrawingModel, Images, ImageShape, ImageSize, no_decoder
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.nn.decoder import ImageShape
 from torchcaps.transfer import to_device
 from torchcaps.types import Capsules, ModelSpec
 
@@ -184,8 +182,7 @@ class TransformingAutoencoder(DrawingModel):
             presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
             last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose)
-            last_rows = last_row.expand(pose.shape[0], self.num_capsules, 3)
-            pose = torch.cat([pose, last_rows], dim=-1)
+            pose = torch.cat([pose, last_row.expand(pose.shape[0], self.num_capsules, 3)], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 
     def move(self, capsules: Capsules, transformation: Tensor) -> Capsules:
@@ -200,11 +197,11 @@ class TransformingAutoencoder(DrawingModel):
         """
         pose, presence = capsules
         if self.pose == "translation":
-            axes = {"batch": pose.shape[0], "shift": 2}
-            check_shape("transformation", transformation, list(axes), **axes)
+            axes = ("batch", "shift")
+            check_shape("transformation", transformation, axes, batch=pose.shape[0], shift=2)
             return Capsules(pose + transformation.unsqueeze(1), presence)
-        axes = {"batch": pose.shape[0], "rows": 3, "columns": 3}
-        check_shape("transformation", transformation, list(axes), **axes)
+        sizes = {"batch": pose.shape[0], "rows": 3, "columns": 3}
+        check_shape("transformation", transformation, list(sizes), **sizes)
         with without_autocast(pose):
             matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
         return Capsules(matrices.flatten(-2), presence)
@@ -228,12 +225,11 @@ class TransformingAutoencoder(DrawingModel):
         sizes = {"batch": pose.shape[0], "capsules": self.num_capsules, "dim": self.pose_dim}
         check_shape("capsules", pose, list(sizes), **sizes)
         if labels is not None:
-            presence = presence * F.one_hot(labels, self.num_capsules)
+            presence = presence * nn.functional.one_hot(labels, self.num_capsules)
         with without_autocast(pose):
             g = affine_maps(pose, self.weight["generate"], self.bias["generate"]).sigmoid()
             base = presence @ self.bias["draw"]
-        contributions = presence.unsqueeze(-1) * g
-        images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
+        images = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
         if self.bounded:
             images = images.sigmoid()
         return images.unflatten(1, (self.in_chans, *self.draw_size))

@@ -22,8 +22,8 @@ from torchcaps.functional.votes import Votes
 from torchcaps.models._base import ImageModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.capsnet import MAX_CLASSES_WITHOUT_BIAS
-from torchcaps.nn import CapsuleLinear, Router
-from torchcaps.nn.routers import check_iterations
+from torchcaps.nn import CapsuleLinear
+from torchcaps.nn.routers import IterativeRouter
 from torchcaps.types import Capsules, ModelSpec, Routed
 
 Taxonomy = Literal["labels", "shuffled", "none", "flat"]
@@ -46,7 +46,7 @@ def tree_prior(parents: Sequence[int], above: int, free: int) -> Float[Tensor, "
     return torch.cat([torch.zeros(free, len(parents)), (OFF_TREE + taxonomy).log()])
 
 
-class PriorRouting(Router):
+class PriorRouting(IterativeRouter):
     """`functional.dynamic_routing` from log priors of the couplings.
 
     Args:
@@ -59,9 +59,8 @@ class PriorRouting(Router):
     handles_extreme_votes = True
     prior: Tensor
 
-    def __init__(self, prior: Tensor, iterations: int = 2, *, saved: bool = False) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+    def __init__(self, prior: Tensor, iterations: int, *, saved: bool) -> None:
+        super().__init__(iterations)
         self.register_buffer("prior", prior, persistent=saved)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -145,10 +144,10 @@ class TreeCapsNet(ImageModel):
         # Primary capsules then begin near 0.1, as `CapsuleLinear` supposes.
         nn.init.kaiming_normal_(first_convolution.weight)
         num_primary = third // DIM * prod(ceil(side / 8) for side in self.img_size)
-        self.level_capsules = nn.ModuleList()
-        for level in range(len(self.sizes)):
-            layer = self._make_layer(level, num_primary, class_dim, tree, iterations)
-            self.level_capsules.append(layer)
+        self.level_capsules = nn.ModuleList(
+            self._make_layer(level, num_primary, class_dim, tree, iterations)
+            for level in range(len(self.sizes))
+        )
         if len(self.sizes) > 1:
             self.declare(task="tree")
 

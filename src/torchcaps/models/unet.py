@@ -10,7 +10,6 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, ImageSize, PlainNetwork
@@ -87,10 +86,10 @@ class UNet(PlainNetwork):
 
     def scores(self, x: Images) -> Float[Tensor, "batch classes height width"]:
         height, width = x.shape[2:]
-        x = F.pad(x, (0, -width % self.step, 0, -height % self.step))
+        x = nn.functional.pad(x, (0, -width % self.step, 0, -height % self.step))
         maps: list[Tensor] = []
         for level in self.down:
-            x = level(F.max_pool2d(x, 2) if maps else x)
+            x = level(nn.functional.max_pool2d(x, 2) if maps else x)
             maps.append(x)
         x = maps.pop()
         for larger, level in zip(self.larger, self.up, strict=True):

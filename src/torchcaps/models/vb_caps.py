@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_positive
 from torchcaps.functional.fields import Convention, DenseField
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import FeatureMap, ImageModel, Images, ImageSize, side_after
+from torchcaps.models._base import FeatureMap, ImageModel, Images, ImageSize, Sizes, side_after
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -40,7 +40,7 @@ class NormalizedPrimaryCaps(nn.Module):
         stride: of both convolutions.
     """
 
-    def __init__(self, in_channels: int, types: int, kernel_size: int = 1, stride: int = 1) -> None:
+    def __init__(self, in_channels: int, types: int, kernel_size: int, stride: int) -> None:
         super().__init__()
         self.types = types
         self.pose = nn.Conv2d(in_channels, types * POSE**2, kernel_size, stride, bias=False)
@@ -108,7 +108,7 @@ class VBCaps(ImageModel):
         *,
         channels: int = 64,
         primary_types: int = 8,
-        types: tuple[int, ...] = (16, 16),
+        types: Sizes = (16, 16),
         convolutions: int = 1,
         convention: Convention = "all",
         standardized: bool = False,
@@ -135,15 +135,9 @@ class VBCaps(ImageModel):
         self.conv_capsules = nn.Sequential()
         below = primary_types
         for above, (kernel, stride) in zip(types, LAYERS, strict=False):
-            check_range("types", above, low=1)
+            check_positive(types=above)
             layer = ConvCaps(
-                below,
-                above,
-                kernel,
-                stride,
-                pose_size=POSE,
-                convention=convention,
-                **options,
+                below, above, kernel, stride, pose_size=POSE, convention=convention, **options
             )
             self.conv_capsules.append(with_xavier_weights(layer, kernel**2))
             below = above
@@ -154,8 +148,9 @@ class VBCaps(ImageModel):
             self.declare(any_size=True)
             options |= {"pose_size": POSE, "make_centers": coordinates}
             centers = (coordinates(rows), coordinates(columns))
-            classes = ClassCaps(below, num_classes, centers=centers, **options)
-            self.class_capsules = with_xavier_weights(classes)
+            self.class_capsules = with_xavier_weights(
+                ClassCaps(below, num_classes, centers=centers, **options)
+            )
         else:
             sizes = LayerSizes(rows * columns * below, POSE**2, num_classes, POSE**2)
             dense = RoutedLayer(MatrixVotes(sizes), field=DenseField, **options)

@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import check_known
 from torchcaps.nn.generator import on_meta
 from torchcaps.types import Capsules
 
+MaskedPoses = Float[Tensor, "batch capsules dim"]
 ImageShape = tuple[int, int, int]  # channels, height, width
 Init = Literal["torch", "keras"]
 UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
@@ -24,9 +24,7 @@ MAX_SHARE = 0.3  # parameters of a decoder of larger images, over those of the r
 MAX_GROWTH = 1.1
 
 
-def mask_capsules(
-    capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-) -> Float[Tensor, "batch capsules dim"]:
+def mask_capsules(capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> MaskedPoses:
     """Set the poses of all but one capsule to zero.
 
     Source: arXiv 1710.09829, section 4.1. All inputs of the decoder stay, so that it knows which
@@ -41,8 +39,7 @@ def mask_capsules(
     """
     pose, activation = capsules
     classes = activation.argmax(dim=1) if labels is None else labels
-    mask = torch.zeros_like(activation).scatter(1, classes.unsqueeze(1), 1.0)
-    return pose * mask.unsqueeze(-1)
+    return pose * torch.zeros_like(activation).scatter(1, classes.unsqueeze(1), 1.0).unsqueeze(-1)
 
 
 def draw_shape(
@@ -75,8 +72,7 @@ def draw_shape(
     def count(shape: ImageShape) -> int:
         """Number of parameters of the decoder that draws this shape."""
         with on_meta():
-            decoder = build(shape)
-        return sum(weight.numel() for weight in decoder.parameters())
+            return sum(weight.numel() for weight in build(shape).parameters())
 
     def shape(side: int) -> ImageShape:
         """The shape of drawings with this longer side."""
@@ -147,9 +143,7 @@ class FullyConnectedDecoder(nn.Module):
             for layer in linears:
                 nn.init.zeros_(layer.bias)
 
-    def forward(
-        self, masked: Float[Tensor, "batch capsules dim"]
-    ) -> Float[Tensor, "batch channels height width"]:
+    def forward(self, masked: MaskedPoses) -> Float[Tensor, "batch channels height width"]:
         dtype = next(self.parameters()).dtype
         return self.layers(masked.flatten(1).to(dtype)).unflatten(1, self.image_shape)
 
@@ -182,14 +176,14 @@ class UpsamplingDecoder(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    def forward(
-        self, masked: Float[Tensor, "batch capsules dim"]
-    ) -> Float[Tensor, "batch channels height width"]:
+    def forward(self, masked: MaskedPoses) -> Float[Tensor, "batch channels height width"]:
         x = self.dense(masked.flatten(1).to(self.dense.weight.dtype))
         x = x.unflatten(1, self.start).unsqueeze(1)
         *hidden, last = self.convolutions
         for convolution in hidden:
-            x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)
+            x = nn.functional.leaky_relu(
+                convolution(nn.functional.interpolate(x, scale_factor=2, mode="bilinear")), 0.2
+            )
         images = last(x).sigmoid()
 
         # Crop to the size of the image around its center.

@@ -11,12 +11,12 @@ from torchcaps import ops
 from torchcaps.functional.routing.em import temperatures
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, Router, register_router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 
 @register_router("em")
-class EMRouting(Router):
+class EMRouting(IterativeRouter):
     """`functional.em_routing` with learned `beta_u` and `beta_a`.
 
     Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018. Each parent of a
@@ -49,8 +49,7 @@ class EMRouting(Router):
         beta_a: float = 0.0,
         impl: ops.Impl = "auto",
     ) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+        super().__init__(iterations)
         self.impl = impl
         self.inverse_temperature = tuple(temperatures(iterations, inverse_temperature))
         self.beta_u = nn.Parameter(torch.full((1,), float(beta_u)))
@@ -91,6 +90,5 @@ class EMRouting(Router):
         if router is not self:
             router.inverse_temperature = self.inverse_temperature[:iterations]
             # The learned cost is a multiple of the last temperature, which is another one now.
-            scale = router.inverse_temperature[-1] / self.inverse_temperature[-1]
-            router.beta_a.data.mul_(scale)
+            router.beta_a.data.mul_(router.inverse_temperature[-1] / self.inverse_temperature[-1])
         return router

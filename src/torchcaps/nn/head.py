@@ -10,7 +10,6 @@ from math import isqrt
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
@@ -93,15 +92,19 @@ class CapsuleHead(nn.Module):
         self.num_classes = num_classes
         self.types = types
         self.max_positions = max_positions
-        sizes = {"types": types, "dim": dim, "max_positions": max_positions}
-        self.options = {"routing": routing} | sizes | routing_options
+        self.options = {
+            "routing": routing,
+            "types": types,
+            "dim": dim,
+            "max_positions": max_positions,
+            **routing_options,
+        }
         router = create_router(routing, **routing_options)
         self.activation = router.activation
         self.norm = nn.LayerNorm(in_features)
         self.primary = nn.Linear(in_features + 2, types * dim)  # 2: of the place on the map
-        self.presence = None
-        if router.activation == "probability":
-            self.presence = nn.Linear(in_features, types)
+        has_presence = router.activation == "probability"
+        self.presence = nn.Linear(in_features, types) if has_presence else None
         votes = _make_votes(router, LayerSizes(types, dim, num_classes, dim), max_positions)
         self.class_capsules = RoutedLayer(votes, router)
         self.score = nn.Linear(dim, 1) if router.activation == "none" else None
@@ -124,7 +127,7 @@ class CapsuleHead(nn.Module):
         Raises:
             ArgumentError: features or a mask of another shape or type.
         """
-        check_features(features, self.in_features)
+        check_features(features, features=self.in_features)
         if mask is None:
             x = self.norm(as_map(pool_positions(features, self.max_positions)))
             return self._classes(_with_places(x), x, None)
@@ -162,15 +165,16 @@ class CapsuleHead(nn.Module):
         return Capsules(classes.pose, scores.squeeze(-1).softmax(dim=-1))
 
 
-def check_features(features: Tensor, in_features: int | None = None) -> None:
-    """Raise ArgumentError unless these are maps, sequences or vectors of so many features."""
-    check_floating(features=features)
-    if features.dim() not in AXES:
-        expected = "expected [batch, features], [batch, length, features] or "
-        shape = list(features.shape)
-        raise ArgumentError("features", f"{expected}[batch, features, height, width], got {shape}")
-    sizes = {} if in_features is None else {"features": in_features}
-    check_shape("features", features, AXES[features.dim()], **sizes)
+def check_features(x: Tensor, **sizes: int) -> None:
+    """Raise ArgumentError unless these are maps, sequences or vectors of features of such sizes."""
+    check_floating(features=x)
+    if x.dim() not in AXES:
+        raise ArgumentError(
+            "features",
+            "expected [batch, features], [batch, length, features] or "
+            f"[batch, features, height, width], got {list(x.shape)}",
+        )
+    check_shape("features", x, AXES[x.dim()], **sizes)
 
 
 def pool_positions(features: Tensor, max_positions: int) -> Tensor:
@@ -187,9 +191,11 @@ def pool_positions(features: Tensor, max_positions: int) -> Tensor:
         height, width = features.shape[2:]
         if height * width > max_positions:
             side = isqrt(max_positions)
-            return F.adaptive_avg_pool2d(features, (min(height, side), min(width, side)))
+            return nn.functional.adaptive_avg_pool2d(
+                features, (min(height, side), min(width, side))
+            )
     if features.dim() == 3 and features.shape[1] > max_positions:
-        return F.adaptive_avg_pool1d(features.mT, max_positions).mT
+        return nn.functional.adaptive_avg_pool1d(features.mT, max_positions).mT
     return features
 
 

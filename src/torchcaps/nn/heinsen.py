@@ -29,15 +29,17 @@ from torchcaps.errors import check_positive, check_shape
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes, num_voters, per_child
 from torchcaps.nn.routed import RoutedLayer
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.nn.votes import FactorizedVotes
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 EPSILON = 1e-5  # of the author's code: added to sums of weights and to variances
 
+Beta = nn.Linear | nn.Parameter
+
 
 @register_router("heinsen_2022")
-class Heinsen2022(Router):
+class Heinsen2022(IterativeRouter):
     """Efficient vector routing: parents predict their children, and credit is signed.
 
     Source: arXiv 2211.11754, algorithm 1. The numbers in brackets are those of the comments in
@@ -73,12 +75,11 @@ class Heinsen2022(Router):
     activation = "none"  # nothing says whether a parent is present
     permutation_equivariant = False  # parameters belong to places of children and parents
     adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
-    beta_use: nn.Linear | nn.Parameter
-    beta_ignore: nn.Linear | nn.Parameter
+    beta_use: Beta
+    beta_ignore: Beta
 
     def __init__(self, iterations: int = 2) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+        super().__init__(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
         """Draw the parameters, with the author's standard deviations; the layer calls this.
@@ -94,8 +95,9 @@ class Heinsen2022(Router):
         self.W_S = nn.Parameter(torch.randn(n, m) * d**-0.5)
         self.B_S = nn.Parameter(torch.zeros(n, m))
         self.B_G2 = nn.Parameter(torch.zeros(m, d))
-        self.beta_use = nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m))
-        self.beta_ignore = nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m))
+        self.beta_use, self.beta_ignore = (
+            nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m)) for _ in range(2)
+        )
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """Update credit, parents and couplings in turn.
@@ -140,7 +142,7 @@ class Heinsen2022(Router):
         return products * _per_child(votes, self.W_S) + _per_child(votes, self.B_S)
 
 
-def _beta(votes: Votes, x: Tensor, beta: nn.Linear | nn.Parameter) -> Tensor:
+def _beta(votes: Votes, x: Tensor, beta: Beta) -> Tensor:
     """`beta_use` or `beta_ignore` of each child and parent, `[..., i, j]`, from its parameter."""
     if isinstance(beta, nn.Linear):
         return F.linear(x, full_precision(beta.weight), full_precision(beta.bias))
@@ -159,7 +161,7 @@ def _per_child(votes: Votes, parameter: Tensor) -> Tensor:
 
 
 @register_router("heinsen_2019")
-class Heinsen2019(Router):
+class Heinsen2019(IterativeRouter):
     """Generative matrix routing: parents are Gaussians, as in EM routing.
 
     Source: arXiv 1911.00792, algorithm 1. The numbers in brackets are those of the comments in
@@ -190,8 +192,7 @@ class Heinsen2019(Router):
     adds_bias = True  # `_fit` adds the learned bias of the layer, `votes.bias`
 
     def __init__(self, iterations: int = 3) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+        super().__init__(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
         """Start all parameters at 0, as the author does.
@@ -293,8 +294,9 @@ class RoutingHead(nn.Module):
         sizes.append(LayerSizes(counts[-1], dim, classes, 1))
         self.routings = nn.Sequential()
         for layer_sizes in sizes:
-            votes = FactorizedVotes(layer_sizes)
-            self.routings.append(RoutedLayer(votes, "heinsen_2022", iterations=iterations))
+            self.routings.append(
+                RoutedLayer(FactorizedVotes(layer_sizes), "heinsen_2022", iterations=iterations)
+            )
 
     def forward(
         self,
@@ -304,7 +306,8 @@ class RoutingHead(nn.Module):
         length = features.shape[1] if self.length is None else self.length
         check_shape("features", features, ("batch", "n", "dim"), dim=self.dim, n=length)
         pose = full_precision(self.norm(features))
-        features_capsules = Capsules(pose, torch.ones_like(pose[..., 0]))
-        lowest: Capsules = self.routings[0](features_capsules, mask=mask)
+        lowest: Capsules = self.routings[0](
+            Capsules(pose, torch.ones_like(pose[..., 0])), mask=mask
+        )
         class_capsules: Capsules = self.routings[1:](lowest)
         return class_capsules.pose.squeeze(-1)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torchcaps import ops
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 
 @register_router("inverted_attention")
-class InvertedAttention(Router):
+class InvertedAttention(IterativeRouter):
     """Parents, the queries, compete for each child: the softmax runs over them, not over votes.
 
         a_ij = <vote_ij, v_j> / sqrt(d)                 (2)
@@ -49,8 +49,7 @@ class InvertedAttention(Router):
     adds_bias = True  # `_attend` adds the learned bias of the layer, `votes.bias`
 
     def __init__(self, iterations: int = 2) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+        super().__init__(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
         """Make the learned LayerNorm of equation 4; poses of dimension 1 have none.

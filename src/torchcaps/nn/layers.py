@@ -23,6 +23,7 @@ from torchcaps.nn.votes import LinearVotes, MatrixVotes
 from torchcaps.types import LayerSizes
 
 PoseSize = int | tuple[int, int]
+MakeCenters = Callable[[int], Sequence[float]]
 
 
 class CapsuleLinear(RoutedLayer):
@@ -79,8 +80,9 @@ class CapsuleLinear(RoutedLayer):
             out_dim=out_dim,
         )
         sizes = LayerSizes(in_capsules, in_dim, out_capsules, out_dim)
-        votes = LinearVotes(sizes, bias=bias, init_std=init_std)
-        super().__init__(votes, routing, **routing_options)
+        super().__init__(
+            LinearVotes(sizes, bias=bias, init_std=init_std), routing, **routing_options
+        )
         self.in_capsules = in_capsules
         self.in_dim = in_dim
         self.out_capsules = out_capsules
@@ -167,8 +169,8 @@ class ConvCaps(RoutedLayer):
         )
         windows = self._num_windows(kernel_size, stride, convention == "type")
         sizes = _make_sizes(in_types * kernel_size**2, out_types, pose_size)
-        options: dict[str, Any] = {"bias": bias, "init_std": init_std}
-        super().__init__(_make_votes(sizes, pose_size, options, windows), router, field)
+        votes = _make_votes(sizes, pose_size, windows, bias=bias, init_std=init_std)
+        super().__init__(votes, router, field)
         self.kernel_size = kernel_size
         self.stride = stride
         self.padding = padding
@@ -280,7 +282,7 @@ class ClassCaps(RoutedLayer):
         routing: Routing = "em",
         pose_size: PoseSize = 4,
         centers: tuple[Sequence[float], Sequence[float]] | None = None,
-        make_centers: Callable[[int], Sequence[float]] | None = None,
+        make_centers: MakeCenters | None = None,
         indices: tuple[int, int] | None = None,
         bias: bool = False,
         init_std: float | None = None,
@@ -300,8 +302,9 @@ class ClassCaps(RoutedLayer):
                 expected |= {"height": len(centers[0]), "width": len(centers[1])}
             else:
                 options["make_places"] = partial(_places_of, make_centers, sizes.dim, indices)
-        votes = _make_votes(sizes, pose_size, options)
-        super().__init__(votes, routing, DenseField, **routing_options)
+        super().__init__(
+            _make_votes(sizes, pose_size, **options), routing, DenseField, **routing_options
+        )
         self.expected = expected
 
     @property
@@ -321,7 +324,7 @@ def _make_places(
 
 
 def _places_of(
-    make_centers: Callable[[int], Sequence[float]],
+    make_centers: MakeCenters,
     dim: int,
     indices: tuple[int, int],
     height: int,
@@ -334,23 +337,20 @@ def _places_of(
 def _make_sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
     """Sizes of a layer whose poses are P x P matrices, or vectors of these dimensions."""
     if isinstance(pose_size, int):
-        check_range("pose_size", pose_size, low=1)
+        check_positive(pose_size=pose_size)
         return LayerSizes(children, pose_size**2, parents, pose_size**2)
     in_dim, dim = pose_size
-    check_range("pose_size", in_dim, low=1)
-    check_range("pose_size", dim, low=1)
+    check_positive(pose_size=min(pose_size))
     return LayerSizes(children, in_dim, parents, dim)
 
 
 def _make_votes(
     sizes: LayerSizes,
     pose_size: PoseSize,
-    options: dict[str, Any],
     windows: float = 1.0,
+    **options: Any,
 ) -> LinearVotes:
     """Votes of poses that are matrices, or vectors; options are those of both."""
     if isinstance(pose_size, int):
-        if options["init_std"] is None:
-            options["init_std"] = 0.1
         return MatrixVotes(sizes, **options)
     return LinearVotes(sizes, windows=windows, **options)

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps import ops
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_positive, check_range
 from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import Convention, DenseField, spatial_first, spatial_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.nn.routed import MAP, RoutedLayer
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.nn.votes import BIAS, ModuleVotes, VotesModule
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 
 @register_router("map")
-class MapRouting(Router):
+class MapRouting(IterativeRouter):
     """Routing by agreement in which the map of a parent type is squashed as one vector.
 
         b_pij = 0
@@ -50,8 +50,7 @@ class MapRouting(Router):
     def __init__(
         self, iterations: int = 3, *, local: bool = False, impl: ops.Impl = "auto"
     ) -> None:
-        super().__init__()
-        self.iterations = check_iterations(iterations)
+        super().__init__(iterations)
         self.local = local
         self.impl = impl
         self.operators = ("map_routing",) if local else ()
@@ -164,12 +163,14 @@ class KernelVotes(VotesModule):
         gain: float = 1.0,
     ) -> None:
         super().__init__(sizes)
-        check_range("stride", stride, low=1)
+        check_positive(stride=stride)
         self.step = stride if transposed else 1
         check_range("kernel_size", kernel_size, low=self.step)
         if (kernel_size - self.step) % 2:
-            parity = "odd" if self.step % 2 else "even"
-            raise ArgumentError("kernel_size", f"expected an {parity} number, got {kernel_size}")
+            raise ArgumentError(
+                "kernel_size",
+                f"expected an {'odd' if self.step % 2 else 'even'} number, got {kernel_size}",
+            )
         self.stride = stride
         self.transposed = transposed
         self.gain = gain

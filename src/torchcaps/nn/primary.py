@@ -107,7 +107,7 @@ class PrimaryCaps(nn.Module):
         if self.grouping == "flat":
             s = features.flatten(1).unflatten(1, (-1, self.dim))
         else:
-            s = features.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))
+            s = features.movedim(1, -1).unflatten(-1, (self.types, self.dim))
         return squash_with_length(s)
 
 
@@ -119,6 +119,8 @@ class WholeMapConv2d(nn.Conv2d):
     Rows and columns beyond the kernel are left out. `weight` is `[channels, 1, *kernel_size]`.
     """
 
+    bias: nn.Parameter  # there always is one
+
     def __init__(self, channels: int, kernel_size: tuple[int, int]) -> None:
         super().__init__(channels, channels, kernel_size, groups=channels)
         nn.init.xavier_uniform_(self.weight)
@@ -128,10 +130,7 @@ class WholeMapConv2d(nn.Conv2d):
     ) -> Float[Tensor, "batch channels"]:
         height, width = self.kernel_size
         pixels = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
-        features = (pixels * full_precision(self.weight).flatten(1).T).sum(dim=1)
-        if self.bias is None:
-            return features
-        return features + self.bias
+        return (pixels * full_precision(self.weight).flatten(1).T).sum(dim=1) + self.bias
 
 
 class MatrixPrimaryCaps(nn.Module):
@@ -172,9 +171,9 @@ class MatrixPrimaryCaps(nn.Module):
         self.activation.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
-        pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.pose_dim))
+        pose = self.pose(x).movedim(1, -1).unflatten(-1, (self.types, self.pose_dim))
         activation = torch.sigmoid(full_precision(self.activation(x)))
-        return Capsules(full_precision(pose), activation.permute(0, 2, 3, 1))
+        return Capsules(full_precision(pose), activation.movedim(1, -1))
 
 
 def flatten_space(capsules: Capsules) -> Capsules:

@@ -13,7 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
+from torchcaps.errors import (
+    ArgumentError,
+    check_floating,
+    check_positive,
+    check_range,
+    check_shape,
+)
 from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
@@ -209,8 +215,9 @@ class RoutedLayer(nn.Module):
         weight = next(self.parameters(), children.pose)
         for name, tensor in children._asdict().items():
             if (tensor.dtype == torch.float64) != (weight.dtype == torch.float64):
-                expected_dtype = f"expected {weight.dtype}, as the weights are"
-                raise ArgumentError(name, f"{expected_dtype}, got {tensor.dtype}")
+                raise ArgumentError(
+                    name, f"expected {weight.dtype}, as the weights are, got {tensor.dtype}"
+                )
         shape = children.pose.shape
         field = self.field(*shape[1:-2])
         num_children = field.count(shape[-2])
@@ -243,8 +250,11 @@ class RoutedLayer(nn.Module):
 def check_mask(mask: Tensor, shape: torch.Size) -> None:
     """Raise ArgumentError unless a mask is of booleans and of this shape."""
     if mask.dtype != torch.bool or mask.shape != shape:
-        expected = f"expected {list(shape)} of torch.bool, True for what is present"
-        raise ArgumentError("mask", f"{expected}, got {list(mask.shape)} of {mask.dtype}")
+        raise ArgumentError(
+            "mask",
+            f"expected {list(shape)} of torch.bool, True for what is present, "
+            f"got {list(mask.shape)} of {mask.dtype}",
+        )
 
 
 class RoutedStack(nn.Module):
@@ -268,7 +278,7 @@ class RoutedStack(nn.Module):
     def __init__(self, *layers: nn.Module, num_iterations: int = 2) -> None:
         super().__init__()
         check_range("number of layers", len(layers), low=1)
-        check_range("num_iterations", num_iterations, low=1)
+        check_positive(num_iterations=num_iterations)
         self.layers = nn.ModuleList(layers)
         self.num_iterations = num_iterations
 
@@ -332,15 +342,27 @@ def record_routing(
         ...     activation = model(images)
         >>> record["class_capsules"][-1].coupling.shape  # [batch, children, parents]
     """
-    layers = {
-        module: name for name, module in model.named_modules() if isinstance(module, RoutedLayer)
-    }
-    if not layers:
-        raise ArgumentError("record_routing", f"{type(model).__name__} has no routed layer")
-    recorders = {layer: _Recorder(detach, iterations) for layer in layers}
+    layers = routed_layers(model)
+    recorders = {layer: _Recorder(detach, iterations) for layer in layers.values()}
     outer = getattr(_recording, "recorders", {})
     _recording.recorders = outer | recorders
     try:
-        yield RoutingTraces({layers[layer]: recorder for layer, recorder in recorders.items()})
+        yield RoutingTraces(zip(layers, recorders.values(), strict=True))
     finally:
         _recording.recorders = outer
+
+
+def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
+    """Return layer name -> layer, in the order of the model.
+
+    Raises:
+        ArgumentError: for a model without routed layers.
+    """
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
+    }
+    if not layers:
+        raise ArgumentError(
+            "model", f"expected a capsule network with routed layers, got {type(model).__name__}"
+        )
+    return layers

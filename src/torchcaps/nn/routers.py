@@ -12,7 +12,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps import functional, ops
-from torchcaps.errors import AblationUnsupportedError, ArgumentError, check_known, check_range
+from torchcaps.errors import (
+    AblationUnsupportedError,
+    ArgumentError,
+    check_known,
+    check_positive,
+    check_range,
+)
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.votes import (
@@ -60,22 +66,26 @@ def create_router(routing: Routing, **options: Any) -> Router:
     """
     if isinstance(routing, str):
         router_class = ROUTERS[routing]
-        option_names = list(inspect.signature(router_class).parameters)
+        parameters = inspect.signature(router_class).parameters
         for option in options:
-            if option not in option_names:
-                names = ", ".join(option_names) or "none"
+            if option not in parameters:
                 raise TypeError(
-                    f"routing {routing!r} takes no option {option!r}; it takes: {names}"
+                    f"routing {routing!r} takes no option {option!r}; "
+                    f"it takes: {', '.join(parameters) or 'none'}"
                 )
         return router_class(**options)
-    kind = type(routing).__name__
     if options:
-        raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {kind}")
+        raise TypeError(
+            f"routing: options ({', '.join(options)}) go with a name, "
+            f"not with {type(routing).__name__}"
+        )
     if isinstance(routing, Router):
         return routing
     if callable(routing):
         return FunctionRouter(routing)
-    raise TypeError(f"routing: expected a name, a module or a function, got {kind}")
+    raise TypeError(
+        f"routing: expected a name, a module or a function, got {type(routing).__name__}"
+    )
 
 
 def set_impl(model: nn.Module, impl: ops.Impl) -> None:
@@ -94,25 +104,22 @@ def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     check_known("impl", impl, ops.IMPLS)
     has_layer = False
     for layer in model.modules():
-        operators = getattr(layer, "operators", ())
-        if any(impl in ops.implementations(operator) for operator in operators):
+        if any(impl in ops.implementations(name) for name in getattr(layer, "operators", ())):
             layer.impl = impl  # type: ignore[assignment]
             has_layer = True
     if not has_layer:
-        owner = type(model).__name__
-        raise ArgumentError("impl", f"no layer of this {owner} has an implementation {impl!r}")
+        raise ArgumentError(
+            "impl", f"no layer of this {type(model).__name__} has an implementation {impl!r}"
+        )
 
 
 def check_iterations(iterations: int) -> int:
     """The number of iterations of a layer, from 1 to 100.
 
     Raises:
-        ArgumentError: a number out of range.
-        TypeError: not a whole number.
+        ArgumentError: a number out of range, or not a whole number.
     """
-    if isinstance(iterations, bool) or not isinstance(iterations, int):
-        raise TypeError(f"iterations: expected a whole number, got {iterations!r}")
-    check_range("iterations", iterations, low=1)
+    check_positive(iterations=iterations)
     check_range("iterations", iterations, high=MAX_ITERATIONS)
     return iterations
 
@@ -175,9 +182,8 @@ class Router(nn.Module):
             self.sizes = sizes
             self.build_parameters(sizes)
         elif self.sizes != sizes:
-            name = type(self).__name__
             raise ArgumentError(
-                "routing", f"this {name} was built for a layer of {self.sizes}, not of {sizes}"
+                "routing", f"expected the sizes it was built for, {self.sizes}, got {sizes}"
             )
 
     def build_parameters(self, sizes: LayerSizes) -> None:
@@ -213,23 +219,24 @@ class Router(nn.Module):
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).build_parameters is not Router.build_parameters:
-            name = type(self).__name__
-            raise RuntimeError(
-                f"{name}: no layer has built this router; call build(layer.votes.sizes)"
-            )
+            raise RuntimeError("router: no layer has built it; call build(layer.votes.sizes)")
         if votes.bias is not None and not self.adds_bias:
             raise ArgumentError(
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
-        fixed = None
-        if self.fixed is not None:
-            seed, scale = self.fixed
-            fixed = FixedCoupling(seed, scale, uses=[])
+        fixed = None if self.fixed is None else FixedCoupling(*self.fixed, uses=[])
         context = context or RoutingContext()
         votes = votes.bind(replace(context, clamp=not self.handles_extreme_votes, fixed=fixed))
         with without_autocast(votes.children.pose):
-            routed = self.route(votes, parents)
-        _check_routed(self, routed, fixed)
+            routed: object = self.route(votes, parents)
+        if not isinstance(routed, Routed):
+            raise ArgumentError(
+                "routing",
+                f"expected {self.describe()} to return Routed, got {type(routed).__name__}",
+            )
+        if fixed is not None and not fixed.uses:
+            problem = "makes its couplings by itself; an ablation needs votes.couple(logits)"
+            raise AblationUnsupportedError(f"routing: {self.describe()} {problem}")
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -291,7 +298,7 @@ class Router(nn.Module):
         Raises:
             ArgumentError: fewer than 1.
         """
-        check_range("iterations", iterations, low=1)
+        check_positive(iterations=iterations)
         if iterations >= self.num_iterations:
             return self
         router: Any = deepcopy(self)
@@ -310,8 +317,8 @@ class Router(nn.Module):
         return ROUTERS.name_of(type(self)) or type(self).__name__
 
     def extra_repr(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        options = {name: getattr(self, name, None) for name in names}
+        parameters = inspect.signature(type(self)).parameters
+        options = {name: getattr(self, name, None) for name in parameters}
         return ", ".join(
             f"{name}={option!r}"
             for name, option in options.items()
@@ -319,8 +326,20 @@ class Router(nn.Module):
         )
 
 
+class IterativeRouter(Router):
+    """Base of routers that have a number of iterations.
+
+    Args:
+        iterations: from 1 to 100.
+    """
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self.iterations = check_iterations(iterations)
+
+
 @register_router("dynamic")
-class DynamicRouting(Router):
+class DynamicRouting(IterativeRouter):
     """`functional.dynamic_routing` with its options; a fast path never stores the votes of a batch.
 
     Args:
@@ -345,9 +364,8 @@ class DynamicRouting(Router):
         over: Over = "parents",
         impl: ops.Impl = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(iterations)
         check_known("over", over, Over)
-        self.iterations = check_iterations(iterations)
         self.leaky = leaky
         self.detach = detach
         self.over = over
@@ -412,13 +430,11 @@ class RandomRouting(Router):
             scale=self.scale,
             device=votes.weight.device,
         )
-        factors = (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
-        weight = votes.matrices * factors
+        weight = votes.matrices * (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
         scaled = ProductVotes(votes.children, votes.field, weight, bias=votes.bias)
-        routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
-        coupling_shape = routed.activation.shape[:-1] + c.shape
-        coupling = c.to(routed.pose.dtype).expand(coupling_shape)
-        return Routed(routed.pose, routed.activation, coupling)
+        pose, activation, _ = ops.dynamic_routing(scaled, 1, impl=self.impl)
+        coupling = c.to(pose.dtype).expand(activation.shape[:-1] + c.shape)
+        return Routed(pose, activation, coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
         """Whether only the parents of one position compete, and no couplings are recorded."""
@@ -457,19 +473,6 @@ class FunctionRouter(Router):
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
-
-
-def _check_routed(router: Router, routed: object, fixed: FixedCoupling | None) -> None:
-    """Raise an error unless `route` returned Routed, by the fixed couplings of an ablation."""
-    if not isinstance(routed, Routed):
-        name = f"{router.describe()} ({type(router).__name__})"
-        kind = type(routed).__name__
-        raise ArgumentError("routing", f"expected {name} to return Routed, got {kind}")
-    if fixed is not None and not fixed.uses:
-        raise AblationUnsupportedError(
-            f"routing: {router.describe()} makes its couplings by itself, so they cannot be fixed "
-            "for an ablation; let it take them from votes.couple(logits)"
-        )
 
 
 def _check_fixed(seed: int, scale: float) -> None:

@@ -64,9 +64,8 @@ class SelfAttentionRouting(Router):
 
         # Products and sums: the small matrices of einsum, and their gradients, take four times as
         # long.
-        sum_u = u_present.sum(dim=-3, keepdim=True)
         scale = votes.dim**0.5 if self.scale is None else self.scale
-        a = (u * sum_u).sum(dim=-1) / scale
+        a = (u * u_present.sum(dim=-3, keepdim=True)).sum(dim=-1) / scale
         c = votes.couple(None if self.equal else a)
         s = ((c + B).unsqueeze(-1) * u).sum(dim=-3)
         v, length = steep_squash_with_length(votes.add_bias(s))

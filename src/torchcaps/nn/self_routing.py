@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
-from torchcaps.functional.bounds import clamp_finite, factor_limit
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import clamp_finite, factor_limit, full_precision
 from torchcaps.functional.votes import ProductVotes, Votes, per_child
 from torchcaps.nn.routers import Router, register_router
 from torchcaps.nn.votes import ModuleVotes, VotesModule
@@ -94,8 +93,7 @@ def _relative_activation(votes: Votes) -> Tensor:
     mask = votes.mask
     present = torch.ones_like(a) if mask is None else mask.to(a).expand_as(a)
     largest = a.detach().amax(dim=-1, keepdim=True)
-    ratio = a / largest.clamp(min=torch.finfo(a.dtype).tiny)
-    return torch.where(largest > 0, ratio, present)
+    return torch.where(largest > 0, a / largest.clamp(min=torch.finfo(a.dtype).tiny), present)
 
 
 def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:
@@ -107,9 +105,10 @@ def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:
     if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
         return votes.weighted(weights)
     W = clamp_finite(votes.matrices.to(u), factor_limit)  # [i, j, in_dim, D]
-    poses = []
-    for j in range(votes.parents):
-        poses.append((weights[..., j, None] * u).flatten(-2) @ W[:, j].flatten(0, 1))
+    poses = [
+        (weights[..., j, None] * u).flatten(-2) @ W[:, j].flatten(0, 1)
+        for j in range(votes.parents)
+    ]
     return clamp_finite(torch.stack(poses, dim=-2), factor_limit)
 
 
@@ -140,5 +139,7 @@ class PoseVotes(VotesModule):
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
         if sizes.dim != sizes.in_dim:
-            expected = f"expected parents of the children's {sizes.in_dim} dimensions"
-            raise ArgumentError("sizes", f"{expected}, got {sizes.dim}")
+            raise ArgumentError(
+                "sizes",
+                f"expected parents of the children's {sizes.in_dim} dimensions, got {sizes.dim}",
+            )

@@ -8,11 +8,9 @@ to its logits, so that soft presences count softly. A presence is sigmoid(presen
 
 import math
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.functional.bounds import without_autocast
-from torchcaps.functional.squash import full_precision
+from torchcaps.functional.bounds import full_precision, without_autocast
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) -> Tensor:
@@ -31,13 +29,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) ->
     Returns:
         `[batch, queries, dim]`, in the type of `value`.
     """
-    dim = key.shape[-1]
-    log_presence = F.logsigmoid(presence_logit).unsqueeze(-2)  # [batch, 1, members]
+    log_presence = nn.functional.logsigmoid(presence_logit).unsqueeze(-2)  # [batch, 1, members]
     with without_autocast(query):
         scores = full_precision(query) @ full_precision(key).mT
-        logits = scores / math.sqrt(dim) + log_presence  # [batch, queries, members]
-        attention = logits.softmax(dim=-1)
-        outputs = attention @ full_precision(value)
+        logits = scores / math.sqrt(key.shape[-1]) + log_presence  # [batch, queries, members]
+        outputs = logits.softmax(dim=-1) @ full_precision(value)
     return outputs.to(value.dtype)
 
 
@@ -77,6 +73,5 @@ class SetBlock(nn.Module):
         """
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         attention = self.out(attend(query, key, value, presence_logit))
-        presence = presence_logit.sigmoid().unsqueeze(-1)
-        x = self.norm1((x + attention) * presence.to(x))
+        x = self.norm1((x + attention) * presence_logit.sigmoid().unsqueeze(-1).to(x))
         return self.norm2(x + self.mlp(x))

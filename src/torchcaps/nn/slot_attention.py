@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.errors import check_known, check_range
-from torchcaps.functional.bounds import clamp_finite, factor_limit
+from torchcaps.errors import check_known, check_positive
+from torchcaps.functional.bounds import clamp_finite, factor_limit, full_precision
 from torchcaps.functional.random_coupling import random_logits
-from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.nn.votes import ModuleVotes, VotesModule
 from torchcaps.types import Capsules, LayerSizes, Routed
 
@@ -33,7 +32,7 @@ EPSILON = 1e-8  # added to couplings, so that a slot that won nothing takes the 
 
 
 @register_router("slot_attention")
-class SlotAttention(Router):
+class SlotAttention(IterativeRouter):
     """Slots share each child among themselves, and take the mean of their shares.
 
         k_i = W_k x_i
@@ -84,10 +83,9 @@ class SlotAttention(Router):
         hidden: int = 128,
         detach: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(iterations)
         check_known("start", start, Start)
-        check_range("hidden", hidden, low=1)
-        self.iterations = check_iterations(iterations)
+        check_positive(hidden=hidden)
         self.start = start
         self.draws = start == "random"
         self.hidden = hidden

@@ -24,12 +24,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torchcaps.errors import check_known
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import Votes
-from torchcaps.nn.routers import Router, check_iterations, register_router
+from torchcaps.nn.routers import IterativeRouter, register_router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 Covariance = Literal["diagonal", "full"]
@@ -38,7 +37,7 @@ LOG_2_PI_E = math.log(2 * math.pi * math.e)
 
 
 @register_router("vb")
-class VBRouting(Router):
+class VBRouting(IterativeRouter):
     """A mixture of Gaussians with priors on all parameters.
 
     The variance of a parent with few votes stays near that of its prior. The numbers in brackets
@@ -97,9 +96,8 @@ class VBRouting(Router):
         outlier: float | None = None,
         local_start: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(iterations)
         check_known("covariance", covariance, Covariance)
-        self.iterations = check_iterations(iterations)
         self.covariance = covariance
         self.batch_norm = batch_norm
         self.weighted = weighted
@@ -198,8 +196,7 @@ class _DiagonalGaussians:
     """
 
     def __init__(self, X: Tensor, r: Tensor, kappa: Tensor) -> None:
-        weighted_sums = (r.unsqueeze(-2) @ X).squeeze(-2)
-        sums, sums_of_squares = weighted_sums.chunk(2, dim=-1)
+        sums, sums_of_squares = (r.unsqueeze(-2) @ X).squeeze(-2).chunk(2, dim=-1)
         self.m = sums / kappa.unsqueeze(-1)
         scatter = (sums_of_squares - sums * self.m).clamp(min=0)  # below 0 by rounding alone
         self.inverse_psi = 1 + scatter
@@ -210,8 +207,7 @@ class _DiagonalGaussians:
         psi_m = self.m / self.inverse_psi
         factors = torch.cat([-2 * psi_m, 1 / self.inverse_psi], dim=-1)
         product = (X @ factors.unsqueeze(-1)).squeeze(-1)
-        constant = (self.m * psi_m).sum(dim=-1, keepdim=True)
-        return product + constant
+        return product + (self.m * psi_m).sum(dim=-1, keepdim=True)
 
 
 class _FullGaussians:
@@ -239,8 +235,7 @@ class _FullGaussians:
         scatter = moments - kappa[..., None, None] * self.m.unsqueeze(-1) * self.m.unsqueeze(-2)
         identity = torch.eye(V.shape[-1], device=V.device, dtype=V.dtype)
         prior = (1 + slack)[..., None, None] * identity
-        inverse_psi = 0.5 * (scatter + scatter.mT) + prior
-        self.cholesky_factor = torch.linalg.cholesky(inverse_psi)
+        self.cholesky_factor = torch.linalg.cholesky(0.5 * (scatter + scatter.mT) + prior)
         self.log_det_psi = -2 * self.cholesky_factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
 
     def squared_distance(self, V: Tensor) -> Tensor:
@@ -258,7 +253,7 @@ class _Norm(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and input.numel() == input.shape[1]:
-            return F.batch_norm(input, self.running_mean, self.running_var)
+            return nn.functional.batch_norm(input, self.running_mean, self.running_var)
         return super().forward(input)
 
 

@@ -49,8 +49,9 @@ class VotesModule(nn.Module):
 
     def __init__(self, sizes: LayerSizes) -> None:
         if not isinstance(sizes, LayerSizes):
-            expected = "expected LayerSizes(children, in_dim, parents, dim)"
-            raise TypeError(f"sizes: {expected}, got {sizes!r}")
+            raise TypeError(
+                f"sizes: expected LayerSizes(children, in_dim, parents, dim), got {sizes!r}"
+            )
         check_positive(**sizes._asdict())
         super().__init__()
         self.sizes = sizes
@@ -154,8 +155,7 @@ class LinearVotes(VotesModule):
         space = getattr(field, "space", ())
         if self.make_places is not None and space != places.shape[:2]:
             places = self.make_places(*space).to(places)
-        places = places.flatten(0, 1).unsqueeze(1)
-        return places.repeat_interleave(self.sizes.children, dim=0)
+        return places.flatten(0, 1).unsqueeze(1).repeat_interleave(self.sizes.children, dim=0)
 
 
 class MatrixVotes(LinearVotes):
@@ -180,15 +180,17 @@ class MatrixVotes(LinearVotes):
         self,
         sizes: LayerSizes,
         *,
-        init_std: float = MATRIX_STD,
+        init_std: float | None = None,
         identity: bool = True,
         **options: Any,
     ) -> None:
         if not round(sizes.dim**0.5) ** 2 == sizes.dim == sizes.in_dim:
-            numbers = f"{sizes.in_dim} and {sizes.dim} numbers"
-            raise ArgumentError("sizes", f"expected poses of P x P numbers, got {numbers}")
+            raise ArgumentError(
+                "sizes",
+                f"expected poses of P x P numbers, got {sizes.in_dim} and {sizes.dim} numbers",
+            )
         self.identity = identity
-        super().__init__(sizes, init_std=init_std, **options)
+        super().__init__(sizes, init_std=MATRIX_STD if init_std is None else init_std, **options)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -81,7 +81,7 @@ def feature_set(features: Tensor, labels: Any, in_features: int) -> Dataset:
     Raises:
         ArgumentError: features or labels of another shape.
     """
-    check_features(features, in_features)
+    check_features(features, features=in_features)
     targets = read_targets(labels)
     maps = as_map(features).movedim(-1, 1)
     return Dataset(maps, targets.tensors, targets.classes, "features", preprocess=FeaturePreprocess)

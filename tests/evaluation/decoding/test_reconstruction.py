@@ -93,7 +93,7 @@ def test_a_decoder_is_declared_and_not_guessed(model):
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        ([0], {}, r"labels: expected \[batch=2\]"),
+        ([0], {}, r"labels: expected \[n=2\]"),
         ([0, 3], {}, "labels: expected between 0 and 2, got 3"),
         ([0, 0], {"steps": 1}, "steps: expected at least 2"),
         ([0, 0], {"span": -0.1}, "span: expected at least 0"),

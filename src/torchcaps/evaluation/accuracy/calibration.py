@@ -26,13 +26,18 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.base import Activations, EvaluationResult, Labels, check_scores
-from torchcaps.transfer import widen
+from torchcaps.errors import ArgumentError, check_positive, check_range, check_shape
+from torchcaps.evaluation.base import (
+    Activations,
+    EvaluationResult,
+    Labels,
+    check_scores,
+    proportion,
+    widen,
+)
 
 BINS = 15
 REJECTED = 0.05  # share of known images below the threshold
@@ -43,6 +48,8 @@ SHARES = {"unchanged": 0.005, "changed": 0.06}
 MIN_SAMPLES = 100  # held-out images that limits need
 ROUNDING = 1e-9
 LOG_TEMPERATURES = (math.log(0.01), math.log(100))
+
+Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def reliability(
     check_shape("confidence", confidence, ("n",))
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
-    check_range("bins", bins, low=1)
+    check_positive(bins=bins)
     wide = widen(confidence.detach())
     edges = torch.linspace(0, 1, bins + 1, dtype=wide.dtype, device=wide.device)
     bin_of = torch.bucketize(wide, edges[1:-1])
@@ -175,9 +182,9 @@ class HeldOutCalibration(EvaluationResult):
     rejected_low: float
     rejected_high: float
     num_samples: int
-    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    limits: Mapping[str, Figures] = field(default_factory=dict)
 
-    def probabilities(self, activations: Activations) -> Float[Tensor, "n classes"]:
+    def probabilities(self, activations: Activations) -> Activations:
         """The calibrated probability of each class.
 
         Args:
@@ -217,7 +224,7 @@ class HeldOutCalibration(EvaluationResult):
         return cls(**numbers, limits=limits)
 
 
-def doubt(figures: Mapping[str, float], limits: Mapping[str, float]) -> str:
+def doubt(figures: Figures, limits: Figures) -> str:
     """Why a picture looks like none of the training images.
 
     Args:
@@ -278,7 +285,7 @@ def calibrate(
         error_before=reliability(before, is_correct).error,
         error=reliability(after, is_correct).error,
         threshold=threshold,
-        rejected=float(widen(largest < threshold).mean()),
+        rejected=proportion(largest < threshold),
         rejected_low=float(low),
         rejected_high=float(high),
         num_samples=num_samples,
@@ -331,17 +338,16 @@ def _limits(
     figures = {"length": first, "margin": first - second}
     if errors is not None:
         figures["error"] = -errors.cpu().double()
-    limits: dict[str, dict[str, float]] = {kind: {} for kind in SHARES}
+    limits = {}
     for kind, share in SHARES.items():
-        for name, column in figures.items():
-            limit = column.quantile(share, interpolation="lower")
-            limits[kind][name] = abs(limit.item())
+        limits[kind] = {
+            name: abs(column.quantile(share, interpolation="lower").item())
+            for name, column in figures.items()
+        }
     return limits
 
 
-def scaled_probabilities(
-    activations: Activations, temperature: float
-) -> Float[Tensor, "n classes"]:
+def scaled_probabilities(activations: Activations, temperature: float) -> Activations:
     """`a_k^(1/T) / sum_j a_j^(1/T)`, in float64 where the device has it.
 
     Args:
@@ -370,7 +376,7 @@ def _fit_temperature(activations: Activations, labels: Labels) -> float:
 
     def negative_log_likelihood(log_temperature: float) -> float:
         logits = log_activations / math.exp(log_temperature)
-        return float(F.cross_entropy(logits, labels, label_smoothing=smoothing))
+        return float(torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing))
 
     optimum = minimize_scalar(negative_log_likelihood, bounds=LOG_TEMPERATURES, method="bounded")
     return math.exp(optimum.x)

@@ -145,9 +145,7 @@ class Evaluation(EvaluationResult):
     @property
     def never_predicted(self) -> list[str]:
         """Names of the classes that have samples, of which no sample of any class was taken for."""
-        num_predicted = self.confusion.sum(dim=0).tolist()
-        rows = zip(self.per_class, num_predicted, strict=True)
-        return [row["name"] for row, number in rows if row["count"] and not number]
+        return [row["name"] for row in self.per_class if row["count"] and row["precision"] is None]
 
     @property
     def summary(self) -> str:
@@ -163,9 +161,8 @@ class Evaluation(EvaluationResult):
 
     def table(self) -> TextTable:
         """A row for each class, one for their means, and one for all samples."""
-        rows = []
-        for row in self.per_class:
-            cells = (
+        rows = [
+            (
                 row["name"],
                 percent(row["accuracy"]),
                 str(row["correct"]),
@@ -174,13 +171,15 @@ class Evaluation(EvaluationResult):
                 rounded(row["f1"]),
                 rounded(row["auroc"]),
             )
-            rows.append(cells)
+            for row in self.per_class
+        ]
         ranks = (rounded(self.macro_f1), rounded(self.auroc))
         rows.append(("mean of classes", percent(self.balanced_accuracy), "", "", "", *ranks))
         num_correct = str(int(self.confusion.trace()))
         rows.append(("all", percent(self.accuracy), num_correct, str(self.num_samples), "", "", ""))
-        heads = ("class", "accuracy", "correct", "count", "precision", "F1", "AUROC")
-        return TextTable(heads, rows)
+        return TextTable(
+            ("class", "accuracy", "correct", "count", "precision", "F1", "AUROC"), rows
+        )
 
 
 def score(
@@ -211,15 +210,18 @@ def score(
     num_classes = len(names)
     check_scores(activations, labels, classes=num_classes)
     activations = activations.detach().float().cpu()
-    labels = labels.detach().cpu()
+    labels = labels.cpu()
     predictions = activations.argmax(dim=1)
     cells = labels * num_classes + predictions
     confusion = torch.bincount(cells, minlength=num_classes**2).view(num_classes, -1)
-    num_correct = confusion.diagonal().tolist()
-    num_samples = confusion.sum(dim=1).tolist()
-    num_predicted = confusion.sum(dim=0).tolist()
-    areas = class_areas(activations, multi_hot(labels, num_classes).bool())
-    columns = zip(names, num_correct, num_samples, num_predicted, areas, strict=True)
+    columns = zip(
+        names,
+        confusion.diagonal().tolist(),
+        confusion.sum(dim=1).tolist(),
+        confusion.sum(dim=0).tolist(),
+        class_areas(activations, multi_hot(labels, num_classes).bool()),
+        strict=True,
+    )
     per_class = [
         ClassAccuracy(
             name=name,
@@ -271,8 +273,7 @@ def worst_mistakes(
     is_label = multi_hot(labels, activations.shape[1]).bool()
     rival = activations.masked_fill(is_label, -torch.inf).amax(dim=1)
     missed = activations.masked_fill(~is_label, torch.inf).amin(dim=1)
-    is_wrong = (predicted_classes(activations, labels) != is_label).any(dim=1)
-    wrong = is_wrong.nonzero().squeeze(1)
+    wrong = (predicted_classes(activations, labels) != is_label).any(dim=1).nonzero().squeeze(1)
     lead = (rival - missed)[wrong]
     return wrong[lead.argsort(descending=True, stable=True)]
 

@@ -64,12 +64,8 @@ def nearest(
     centers: Float[Tensor, "clusters dim"],
 ) -> Labels:
     """Return the index of the nearest center of each point."""
-    distances = torch.cdist(
-        points.double(),
-        centers.double(),
-        compute_mode="donot_use_mm_for_euclid_dist",
-    )
-    return distances.argmin(dim=1)
+    mode = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(points.double(), centers.double(), compute_mode=mode).argmin(dim=1)
 
 
 def match_clusters(
@@ -125,8 +121,7 @@ def linear_accuracy(points: Points, labels: Labels) -> float:
     x = F.pad(x, (0, 1), value=1.0)  # a constant for the bias
     num_correct = 0
     for half in (0, 1):
-        weight = _fit_softmax(x[half::2], labels[half::2])
-        answers = (x[1 - half :: 2] @ weight).argmax(dim=1)
+        answers = (x[1 - half :: 2] @ _fit_softmax(x[half::2], labels[half::2])).argmax(dim=1)
         num_correct += int((answers == labels[1 - half :: 2]).sum())
     return num_correct / len(points)
 

@@ -34,8 +34,7 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
     _check_curve(counts, accuracy)
     x = torch.tensor(counts, dtype=torch.float64).log()
     y = torch.tensor(accuracy, dtype=torch.float64)
-    width = x[-1] - x[0]
-    return float(torch.trapezoid(y, x) / width)
+    return float(torch.trapezoid(y, x) / (x[-1] - x[0]))
 
 
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:
@@ -58,8 +57,7 @@ def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: floa
     _check_curve(counts, accuracy)
     if accuracy[0] >= target:
         return float(counts[0])
-    segments = pairwise(zip(counts, accuracy, strict=True))
-    for (count, low), (next_count, high) in segments:
+    for (count, low), (next_count, high) in pairwise(zip(counts, accuracy, strict=True)):
         if high >= target:
             position = (target - low) / (high - low)  # on the segment, from 0 to 1
             return float(count * (next_count / count) ** position)
@@ -70,7 +68,7 @@ def _check_curve(counts: Sequence[int], accuracy: Sequence[float]) -> None:
     """Raise ArgumentError for lists that are no curve."""
     check_range("number of counts", len(counts), low=2)
     check_range("counts", counts[0], low=1)
-    if any(next_count <= count for count, next_count in pairwise(counts)):
+    if list(counts) != sorted(set(counts)):
         raise ArgumentError("counts", f"expected ascending numbers, got {list(counts)}")
     if len(accuracy) != len(counts):
         raise ArgumentError(

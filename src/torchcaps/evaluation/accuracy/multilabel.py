@@ -21,11 +21,14 @@ from torchcaps.evaluation.base import (
     EvaluationResult,
     Labels,
     TextTable,
+    check_like,
     check_shares,
     proportion,
+    widen,
 )
-from torchcaps.transfer import widen
 from torchcaps.words import percent, rounded
+
+ClassFlags = Bool[Tensor, "n classes"]
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,15 @@ class MultiLabel(EvaluationResult):
 
     def table(self) -> TextTable:
         """A row for each share."""
-        rows = [
-            ("all labels found", percent(self.exact)),
-            ("at least one", percent(self.almost)),
-            ("of single labels", percent(self.per_digit)),
-            ("AUROC, mean of classes", rounded(self.auroc)),
-        ]
-        return TextTable(("found", "share"), rows)
+        return TextTable(
+            ("found", "share"),
+            [
+                ("all labels found", percent(self.exact)),
+                ("at least one", percent(self.almost)),
+                ("of single labels", percent(self.per_digit)),
+                ("AUROC, mean of classes", rounded(self.auroc)),
+            ],
+        )
 
 
 def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n count"]:
@@ -94,23 +99,18 @@ def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n cou
 
 def predicted_classes(
     activations: Activations, labels: Shaped[Tensor, " n *classes"]
-) -> Bool[Tensor, "n classes"]:
+) -> ClassFlags:
     """Return the most active classes of each image, as many as it shows.
 
     Args:
         activations: `[n, classes]`.
         labels: `[n]` class indices; or 0 and 1 `[n, classes]`.
     """
-    if labels.dim() == 1:
-        predicted = torch.zeros_like(activations, dtype=torch.bool)
-        return predicted.scatter_(1, activations.argmax(dim=1, keepdim=True), True)
     ranks = activations.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    return ranks < labels.sum(dim=1, keepdim=True)
+    return ranks < (1 if labels.dim() == 1 else labels.sum(dim=1, keepdim=True))
 
 
-def label_hits(
-    activations: Activations, labels: Shaped[Tensor, " n *classes"]
-) -> Bool[Tensor, "n classes"]:
+def label_hits(activations: Activations, labels: Shaped[Tensor, " n *classes"]) -> ClassFlags:
     """Return whether an image shows a class and it is among its most active ones.
 
     Args:
@@ -120,8 +120,7 @@ def label_hits(
     Returns:
         `[n, classes]` booleans.
     """
-    is_label = multi_hot(labels, activations.shape[1]).bool()
-    return predicted_classes(activations, labels) & is_label
+    return predicted_classes(activations, labels) & multi_hot(labels, activations.shape[1]).bool()
 
 
 def score_multilabel(
@@ -146,8 +145,8 @@ def score_multilabel(
         ArgumentError: for shapes that do not fit, other labels, or activations that are not lengths.
     """
     check_shape("activations", activations, ("n", "classes"))
-    num_images, num_classes = activations.shape
-    check_shape("labels", labels, ("n", "classes"), n=num_images, classes=num_classes)
+    num_images = len(activations)
+    check_like("labels", labels, activations, ("n", "classes"))
     check_range("number of labels", labels.numel(), low=1)
     is_label = labels == 1
     if not (is_label | (labels == 0)).all() or not is_label.any(dim=1).all():
@@ -206,9 +205,7 @@ def checked_scores(argument: str, scores: Tensor) -> Tensor:
     return scores.detach().cpu().double()
 
 
-def class_areas(
-    activations: Activations, is_label: Bool[Tensor, "n classes"]
-) -> list[float | None]:
+def class_areas(activations: Activations, is_label: ClassFlags) -> list[float | None]:
     """Return the area under the ROC curve of each class against all others.
 
     Args:
@@ -218,12 +215,13 @@ def class_areas(
     Returns:
         Areas in [0, 1]; None for a class that all images show, or none.
     """
-    columns = zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True)
     return [
         auroc(activation[is_member], activation[~is_member])
         if is_member.any() and not is_member.all()
         else None
-        for activation, is_member in columns
+        for activation, is_member in zip(
+            activations.unbind(dim=1), is_label.unbind(dim=1), strict=True
+        )
     ]
 
 

@@ -9,11 +9,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
-from torchcaps.transfer import widen
+from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like, widen
 from torchcaps.words import rounded
 
 TOLERANCE = 2  # pixels
+
+PerClass = dict[str, dict[str, float | None]]
 
 
 class PixelCounts(NamedTuple):
@@ -40,7 +41,7 @@ class MaskFigures(EvaluationResult):
     boundary: float
     pixel_accuracy: float  # share of all pixels, background included, that have the right class
     # The same by class; None for one that is in no mask of either kind.
-    per_class: dict[str, dict[str, float | None]]
+    per_class: PerClass
 
     @property
     def summary(self) -> str:
@@ -83,9 +84,7 @@ def pixel_counts(
     t = (true.unsqueeze(1) == foreground).float()
     edge_p = _edge(p)
     edge_t = _edge(t)
-    near_t = edge_p * _dilate(edge_t)
-    near_p = edge_t * _dilate(edge_p)
-    maps = (p * t, p, t, edge_p, edge_t, near_t, near_p)
+    maps = (p * t, p, t, edge_p, edge_t, edge_p * _dilate(edge_t), edge_t * _dilate(edge_p))
     return PixelCounts._make(x.flatten(2).sum(dim=2) for x in maps)
 
 
@@ -113,7 +112,7 @@ def mask_figures(
         "boundary": (2 * precision * recall / (precision + recall)).nan_to_num(0.0),
     }
     means = {}
-    per_class: dict[str, dict[str, float | None]] = {name: {} for name in classes[1:]}
+    per_class: PerClass = {name: {} for name in classes[1:]}
     for figure, numbers in by_class.items():
         means[figure] = numbers[appears].mean().nan_to_num(0.0).item()
         rows = zip(per_class.values(), numbers.tolist(), appears.tolist(), strict=True)

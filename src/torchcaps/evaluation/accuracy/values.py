@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_shape
-from torchcaps.evaluation.base import EvaluationResult, Json, TextTable, check_like
-from torchcaps.transfer import widen
+from torchcaps.evaluation.base import EvaluationResult, Json, TextTable, check_like, widen
 from torchcaps.words import format_metric
 
 Values = Float[Tensor, "n values"]
@@ -59,10 +59,10 @@ class ValueFigures(EvaluationResult):
     def table(self) -> TextTable:
         """A row for each value, the mean first."""
         mean = {name: getattr(self, name) for name in FIGURES}
-        rows = []
-        for name, figures in [("mean", mean), *self.per_value.items()]:
-            cells = [format_metric(figure, number) for figure, number in figures.items()]
-            rows.append((name, *cells))
+        rows = [
+            (name, *starmap(format_metric, figures.items()))
+            for name, figures in [("mean", mean), *self.per_value.items()]
+        ]
         return TextTable(("value", "R²", "MAE", "RMSE"), rows)
 
 

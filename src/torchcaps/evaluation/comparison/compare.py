@@ -38,8 +38,8 @@ import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, Json, TextTable
+from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.evaluation.base import EvaluationResult, Json, TextTable, proportion
 from torchcaps.evaluation.comparison.exact import (
     LEVEL,
     MARGIN,
@@ -52,7 +52,6 @@ from torchcaps.evaluation.comparison.exact import (
 from torchcaps.evaluation.comparison.uncertainty import (
     PSEUDO_COUNT,
     Uncertainty,
-    check_runs,
     estimate_uncertainty,
     holm,
 )
@@ -60,6 +59,7 @@ from torchcaps.words import percent
 
 RESAMPLES = 10_000  # of the bootstrap of two models' images
 
+PValues = Sequence[float]
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 
@@ -120,15 +120,13 @@ class BaseComparison(EvaluationResult):
     def evidence_text(self) -> str:
         """The difference, its interval and the p-value that decided the outcome, in words."""
         low, high = self.interval
-        text = (
+        p_text = f"p = {self.p_value:.2g}"
+        if self.outcome == "equivalent":
+            p_text = f"p = {self.equivalence_p:.2g} for a larger gap"
+        return (
             f"{100 * self.difference:+.2f} points, "
-            f"95 % from {100 * low:+.2f} to {100 * high:+.2f}, p = "
+            f"95 % from {100 * low:+.2f} to {100 * high:+.2f}, {p_text}{self._family_text}"
         )
-        is_equivalent = self.outcome == "equivalent"
-        text += (
-            f"{self.equivalence_p:.2g} for a larger gap" if is_equivalent else f"{self.p_value:.2g}"
-        )
-        return text + self._family_text
 
     @property
     def _family_text(self) -> str:
@@ -222,11 +220,13 @@ class Comparison(BaseComparison):
 
     def table(self) -> TextTable:
         """A row for each model: its accuracy, and how many images it alone gets right."""
-        rows = [
-            ("first", percent(self.first), str(self.only_first)),
-            ("second", percent(self.second), str(self.only_second)),
-        ]
-        return TextTable(("model", "accuracy", "right alone"), rows)
+        return TextTable(
+            ("model", "accuracy", "right alone"),
+            [
+                ("first", percent(self.first), str(self.only_first)),
+                ("second", percent(self.second), str(self.only_second)),
+            ],
+        )
 
 
 def compare_answers(
@@ -234,7 +234,7 @@ def compare_answers(
     second: Bool[Tensor, " n"],
     *,
     groups: object = None,
-    adjust: Sequence[float] = (),
+    adjust: PValues = (),
     margin: float = MARGIN,
     seed: int = 0,
 ) -> Comparison:
@@ -258,9 +258,9 @@ def compare_answers(
         ArgumentError: for shapes that do not fit, or a margin out of range.
     """
     check_shape("first", first, ("n",))
-    check_shape("second", second, ("n",), n=len(first))
-    check_range("number of images", len(first), low=1)
     n = len(first)
+    check_shape("second", second, ("n",), n=n)
+    check_range("number of images", n, low=1)
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
 
@@ -269,11 +269,12 @@ def compare_answers(
         figures = _infer_exactly(only_first, only_second, n, margin, adjust, seed)
     else:
         check_margin(margin)
-        error = estimate_uncertainty(first[None], second[None], groups)
-        figures = _infer(error, difference, margin, adjust)
+        figures = _infer(
+            estimate_uncertainty(first[None], second[None], groups), difference, margin, adjust
+        )
     return Comparison(
-        first=float(first.double().mean()),
-        second=float(second.double().mean()),
+        first=proportion(first),
+        second=proportion(second),
         difference=difference,
         only_first=only_first,
         only_second=only_second,
@@ -284,7 +285,7 @@ def compare_answers(
 
 
 def _infer_exactly(
-    only_first: int, only_second: int, n: int, margin: float, adjust: Sequence[float], seed: int
+    only_first: int, only_second: int, n: int, margin: float, adjust: PValues, seed: int
 ) -> Json:
     """Interval by the bootstrap and exact p-values, by the names of `BaseComparison`."""
     # There are three kinds of images: right for the first alone, for the second alone, and for both
@@ -292,8 +293,6 @@ def _infer_exactly(
     shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
     counts = np.random.default_rng(seed).multinomial(n, shares, size=RESAMPLES)
     differences = (counts[:, 0] - counts[:, 1]) / n  # [RESAMPLES]
-    low, high = np.quantile(differences, [0.025, 0.975])
-    unadjusted_p = mcnemar(only_first, only_second)
     equivalence_p = equivalence_test(only_first, only_second, n, margin=margin)
     # PSEUDO_COUNT images more for each model: equal answers do not make the difference certain.
     standard_error = math.sqrt(only_first + only_second + 2 * PSEUDO_COUNT) / n
@@ -301,10 +300,10 @@ def _infer_exactly(
     # Two equal models pass both one-sided tests in 80 % of tries if each fails in 10 %.
     quantiles = normal.inv_cdf(1 - LEVEL) + normal.inv_cdf((1 + POWER) / 2)
     return {
-        "interval": (float(low), float(high)),
+        "interval": tuple(np.quantile(differences, [0.025, 0.975]).tolist()),
         "visible": smallest_visible(n, (only_first + only_second) / n),
         "smallest_margin": quantiles * standard_error,
-        **_adjust(unadjusted_p, equivalence_p, adjust),
+        **_adjust(mcnemar(only_first, only_second), equivalence_p, adjust),
     }
 
 
@@ -364,7 +363,7 @@ def compare_runs(
     second: Bool[Tensor, "other_runs n"],
     *,
     groups: object = None,
-    adjust: Sequence[float] = (),
+    adjust: PValues = (),
     paired: bool = False,
     margin: float = MARGIN,
 ) -> RunsComparison:
@@ -391,7 +390,15 @@ def compare_runs(
         ArgumentError: for fewer runs or images, numbers of runs that differ though paired, labels
             that do not fit, or a margin or p-value out of range.
     """
-    check_runs(first, second, paired)
+    check_shape("first", first, ("runs", "n"))
+    check_shape("second", second, ("runs", "n"), n=first.shape[1])
+    check_range("first: number of runs", len(first), low=2)
+    check_range("second: number of runs", len(second), low=2)
+    check_range("number of images", first.shape[1], low=2)
+    if paired and len(first) != len(second):
+        raise ArgumentError(
+            "second", f"expected {len(first)} runs, one for each of first, got {len(second)}"
+        )
     check_margin(margin)
     accuracies = [runs.cpu().double().mean(dim=1) for runs in (first, second)]
     difference = float(accuracies[0].mean() - accuracies[1].mean())
@@ -412,25 +419,24 @@ def _infer(
     error: Uncertainty,
     difference: float,
     margin: float,
-    adjust: Sequence[float],
+    adjust: PValues,
 ) -> Json:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
     student = error.distribution  # Student's t, of the error of the difference
     # Two equal methods pass both one-sided tests in 80 % of tries if each fails in 10 %.
-    quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2]).tolist()
+    quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2])
+    half, power, one_sided, both = quantiles.tolist()
     tail, equivalence_p = student.sf([abs(difference), margin - abs(difference)]).tolist()
-    half = quantiles[0]
-    visible = half + quantiles[1]
     return {
         "interval": (difference - half, difference + half),
-        "visible": visible if visible <= 1 else None,
-        "smallest_margin": quantiles[2] + quantiles[3],
+        "visible": half + power if half + power <= 1 else None,
+        "smallest_margin": one_sided + both,
         "num_groups": error.num_groups,
         **_adjust(min(1.0, 2 * tail), equivalence_p, adjust),
     }
 
 
-def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> Json:
+def _adjust(unadjusted_p: float, equivalence_p: float, adjust: PValues) -> Json:
     """The p-values of a comparison, corrected for `adjust`, those of the family's other tests.
 
     By Holm's correction; of equivalence by Bonferroni's.

@@ -105,8 +105,7 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
     check_range("discordant", discordant, low=0, high=1)
 
     def is_visible(difference: float) -> bool:
-        share = max(discordant, difference)
-        return mcnemar_power(difference, num_samples, share) >= POWER
+        return mcnemar_power(difference, num_samples, max(discordant, difference)) >= POWER
 
     if not is_visible(1.0):
         return None
@@ -185,8 +184,7 @@ def equivalence_test(
             high = np.where(is_extreme, middle, high)
         # The first model is right on this share of discordant images if it is worse by the margin.
         first_share = max(0.0, 1 - margin / discordant) / 2
-        p_value = float(probability @ binom.sf(low - 1, m, first_share))
-        largest = max(largest, p_value)
+        largest = max(largest, float(probability @ binom.sf(low - 1, m, first_share)))
     return min(1.0, largest + EXCLUDED)
 
 
@@ -227,10 +225,8 @@ def _probable_discordant(n: int, discordant: float) -> tuple[np.ndarray, np.ndar
 
     mean = n * discordant
     # 20 more, for small n, where a binomial distribution is far from a normal one.
-    distance = NUM_DEVIATIONS * math.sqrt(n * discordant * (1 - discordant)) + 20
-    first = max(0, math.floor(mean - distance))
-    last = min(n, math.ceil(mean + distance))
-    m = np.arange(first, last + 1)
+    distance = NUM_DEVIATIONS * math.sqrt(mean * (1 - discordant)) + 20
+    m = np.arange(max(0, math.floor(mean - distance)), min(n, math.ceil(mean + distance)) + 1)
     m = m[:: -(-len(m) // MAX_TERMS)]
     probability = binom.pmf(m, n, discordant)
     return m, probability / probability.sum()

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.comparison.exact import LEVEL, POWER
 
 # As many images are added that only the first method gets right, and as many that only the second
@@ -82,8 +82,7 @@ class Uncertainty:
             for part in self.seeds
         )
         degrees = self.variance**2 / (image_term + seed_term)
-        fewest = min((part.num_runs for part in self.seeds), default=2)
-        return max(degrees, fewest - 1)
+        return max(degrees, min((part.num_runs for part in self.seeds), default=2) - 1)
 
     @property
     def distribution(self) -> Any:
@@ -97,7 +96,7 @@ class Uncertainty:
         chance = sum(part.chance / part.num_runs for part in self.seeds)
         expected_chance = sum(part.chance / num_runs for part in self.seeds)
         image_variance = max(0.0, self.image_variance - chance) + expected_chance
-        seeds = tuple(Seeds(num_runs, part.variance, part.chance) for part in self.seeds)
+        seeds = tuple(replace(part, num_runs=num_runs) for part in self.seeds)
         return replace(self, image_variance=image_variance, seeds=seeds)
 
     def seeds_needed(self, difference: float) -> int | None:
@@ -139,7 +138,6 @@ def estimate_uncertainty(
         names, group_of_image = np.unique(labels, return_inverse=True)
         if len(names) < 2:
             raise ArgumentError("groups", f"expected two groups or more, got {len(names)}")
-        group_of_image = group_of_image.reshape(-1)
     sizes = np.bincount(group_of_image).astype(float)
     num_units = len(sizes)
     runs = [answers.cpu().double().numpy() for answers in (first, second)]
@@ -190,21 +188,4 @@ def holm(p_values: Sequence[float]) -> list[float]:
     multiples = np.sort(p_values) * np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(multiples).clip(max=1)
-    return list(map(float, adjusted))
-
-
-def check_runs(first: Tensor, second: Tensor, paired: bool) -> None:
-    """Check the answers of two methods.
-
-    Raises:
-        ArgumentError: less than two runs or images, other images, or unequal numbers of pairs.
-    """
-    check_shape("first", first, ("runs", "n"))
-    check_shape("second", second, ("runs", "n"), n=first.shape[1])
-    check_range("first: number of runs", len(first), low=2)
-    check_range("second: number of runs", len(second), low=2)
-    check_range("number of images", first.shape[1], low=2)
-    if paired and len(first) != len(second):
-        raise ArgumentError(
-            "second", f"expected {len(first)} runs, one for each of first, got {len(second)}"
-        )
+    return adjusted.tolist()

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -43,6 +42,7 @@ from torchcaps.evaluation.base import (
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
 Poses = Float[Tensor, "n dim"]
+Amounts = Sequence[float]
 
 MIN_VARIANCE = 1e-12
 RIDGE = 1e-3  # for few images, and dimensions that do not vary
@@ -117,8 +117,8 @@ def transform_images(
     half = torch.tensor([width / 2, height / 2], dtype=torch.float64)
     theta = torch.cat([inverse * half / half.unsqueeze(1), (offset / half).unsqueeze(1)], dim=1)
     theta = theta.to(images).expand(len(images), -1, -1)
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, align_corners=False)
+    grid = nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 def affine_sweep(
@@ -126,10 +126,10 @@ def affine_sweep(
     images: Images,
     labels: Labels,
     *,
-    rotation: Sequence[float] = (),
-    scale: Sequence[float] = (),
-    shear: Sequence[float] = (),
-    shift: Sequence[float] = (),
+    rotation: Amounts = (),
+    scale: Amounts = (),
+    shear: Amounts = (),
+    shift: Amounts = (),
 ) -> AffineSweep:
     """Measure accuracy on images that are turned, resized, slanted or moved.
 
@@ -150,7 +150,8 @@ def affine_sweep(
         ArgumentError: for arguments that do not fit, or no amount at all.
     """
     check_labeled(images, labels)
-    check_range("number of amounts", sum(map(len, (rotation, scale, shear, shift))), low=1)
+    amounts_by_kind = (rotation, scale, shear, shift)
+    check_range("number of amounts", sum(map(len, amounts_by_kind)), low=1)
     activations = image_activations(model, images)
     curves = {
         kind: AffineCurve(
@@ -158,7 +159,7 @@ def affine_sweep(
             tuple(map(float, amounts)),
             tuple(_accuracy(model, images, labels, kind, amount) for amount in amounts),
         )
-        for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True)
+        for kind, amounts in zip(UNITS, amounts_by_kind, strict=True)
         if amounts
     }
     clean = proportion(activations.argmax(dim=1) == labels.cpu())
@@ -173,12 +174,12 @@ def _accuracy(
     amount: float,
 ) -> float:
     """Return the accuracy under a change; under a shift, the mean over its four directions."""
-    changes: list[dict[str, Any]] = [{kind: amount}]
+    amounts: list[Any] = [amount]
     if kind == "shift":
-        offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
-        changes = [{"shift": offset} for offset in offsets]
+        amounts = [(amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount)]
     correct = [
-        right_answers(model, transform_images(images, **change), labels) for change in changes
+        right_answers(model, transform_images(images, **{kind: change}), labels)
+        for change in amounts
     ]
     return proportion(torch.stack(correct))
 
@@ -209,7 +210,7 @@ def equivariance(
     images: Images,
     labels: Labels,
     *,
-    rotation: Sequence[float] = (10.0, 20.0, 30.0),
+    rotation: Amounts = (10.0, 20.0, 30.0),
 ) -> Equivariance:
     """Measure how the poses of the true classes move as the images turn.
 
@@ -238,13 +239,14 @@ def equivariance(
         turned_poses, turned_activations = _poses(model, turned, labels)
         matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
         is_agreement = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
-        row = (
-            r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
-            r_squared(poses[1::2], turned_poses[1::2]),
-            float((turned_activations - activations).abs()[1::2].mean()),
-            proportion(is_agreement[1::2]),
+        rows.append(
+            (
+                r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
+                r_squared(poses[1::2], turned_poses[1::2]),
+                float((turned_activations - activations).abs()[1::2].mean()),
+                proportion(is_agreement[1::2]),
+            )
         )
-        rows.append(row)
     equivariant, invariant, change, agreement = map(tuple, zip(*rows, strict=True))
     amounts = tuple(map(float, rotation))
     return Equivariance(amounts, equivariant, invariant, change, agreement, len(images) // 2)

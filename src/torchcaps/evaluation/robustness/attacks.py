@@ -252,8 +252,9 @@ def carlini_wagner(
                     lead = (z.gather(1, label_index) - rival).squeeze(1)
                     loss = (square + c * lead.clamp(min=0)).sum()
                 norm = torch.where(lead < 0, square.sqrt(), torch.inf).detach()
-                is_nearer = (norm < distance).view(-1, 1, 1, 1)
-                nearest = torch.where(is_nearer, changed, nearest).detach()
+                nearest = torch.where(
+                    (norm < distance).view(-1, 1, 1, 1), changed, nearest
+                ).detach()
                 distance = torch.minimum(distance, norm)
                 is_turned |= lead < 0
                 if step < steps:
@@ -322,8 +323,7 @@ def attack_batches(
     check_labeled(images, labels)
     check_labels(labels, image_activations(model, images[:1]).shape[1])
     with eval_mode(model):
-        pairs = batches(model, images, labels)
-        return torch.cat([attack(x, y).cpu() for x, y in pairs])
+        return torch.cat([attack(x, y).cpu() for x, y in batches(model, images, labels)])
 
 
 def _uniform(images: Images, eps: float, generator: torch.Generator) -> Images:
@@ -411,13 +411,14 @@ def attack_sweep(
         after = right_answers(model, changed, labels)
         turned = before & ~after
         norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)[turned]
-        outcome = AttackOutcome(
-            eps=float(strength),
-            accuracy=proportion(after),
-            success=float(turned.sum() / before.sum()) if before.any() else None,
-            distance=float(norms.mean()) if turned.any() else None,
+        outcomes.append(
+            AttackOutcome(
+                eps=float(strength),
+                accuracy=proportion(after),
+                success=float(turned.sum() / before.sum()) if before.any() else None,
+                distance=float(norms.mean()) if turned.any() else None,
+            )
         )
-        outcomes.append(outcome)
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
 
@@ -553,16 +554,16 @@ def masking_report(
     accuracies = {
         name: proportion(right_answers(model, changed, labels)) for name, changed in inputs.items()
     }
-    losses = [
-        float(full_margin_loss(image_activations(model, changed), labels.cpu()))
-        for changed in (images, *attacked)
-    ]
-    gradient = partial(input_gradient, model, loss=full_margin_loss)
-    gradients = attack_batches(model, images, labels, gradient)
+    gradients = attack_batches(
+        model, images, labels, partial(input_gradient, model, loss=full_margin_loss)
+    )
     return MaskingReport(
         eps=eps,
         loss_eps=(0.0, *strengths),
-        losses=tuple(losses),
+        losses=tuple(
+            float(full_margin_loss(image_activations(model, changed), labels.cpu()))
+            for changed in (images, *attacked)
+        ),
         silent=proportion((gradients == 0).flatten(1).all(dim=1)),
         **accuracies,
     )

@@ -25,15 +25,17 @@ from torchcaps.evaluation.base import (
     check_like,
     image_activations,
     proportion,
+    widen,
 )
 from torchcaps.evaluation.decoding import reconstructions
-from torchcaps.transfer import widen
+
+Distances = Float[Tensor, " n"]
 
 RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
 
 
-def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
+def reconstruction_distances(model: nn.Module, images: Images) -> Distances:
     """Return `|x - r(x)|_2`, r decoded from the most active capsule alone.
 
     Args:
@@ -46,11 +48,10 @@ def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, 
     Raises:
         ArgumentError: for another model, or images that do not fit.
     """
-    distances, _ = _distances(model, images)
-    return distances
+    return _distances(model, images)[0]
 
 
-def detection_threshold(distances: Float[Tensor, " n"], false_positives: float = 0.05) -> float:
+def detection_threshold(distances: Distances, false_positives: float = 0.05) -> float:
     """Return the distance that at most a share of clean validation images exceed.
 
     These images are used for nothing else.
@@ -201,11 +202,10 @@ def reject_by_length(
     )
 
 
-def _distances(model: nn.Module, images: Images) -> tuple[Float[Tensor, " n"], Labels]:
+def _distances(model: nn.Module, images: Images) -> tuple[Distances, Labels]:
     """Return the distances to the reconstructions, and the predictions, on the CPU."""
     decoded = reconstructions(model, images)
-    distances = (decoded.images - images.cpu()).flatten(1).norm(dim=1)
-    return distances, decoded.predictions
+    return (decoded.images - images.cpu()).flatten(1).norm(dim=1), decoded.predictions
 
 
 def _threshold(scores: Tensor, share: float) -> float:

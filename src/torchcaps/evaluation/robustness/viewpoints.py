@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import EvaluationResult
 
-Curves = tuple[Sequence[float], Sequence[float]]
-"""Accuracies in [0, 1] on familiar and on novel views, after each epoch."""
+Accuracies = Sequence[float]
+"""In [0, 1], after each epoch."""
+Curves = tuple[Accuracies, Accuracies]
+"""On familiar and on novel views."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class ViewpointComparison(EvaluationResult):
         )
 
 
-def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: float) -> Matched:
+def match_familiar(familiar: Accuracies, novel: Accuracies, target: float) -> Matched:
     """Return where in its training a model has the target accuracy on familiar views.
 
     Args:
@@ -95,8 +97,9 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
         for accuracy in accuracies:
             check_range(name, accuracy, low=0, high=1)
     epoch = min(range(len(familiar)), key=lambda epoch: abs(familiar[epoch] - target))
-    crossing = _crossing(familiar, novel, target)
-    return Matched(epoch, float(familiar[epoch]), float(novel[epoch]), crossing)
+    return Matched(
+        epoch, float(familiar[epoch]), float(novel[epoch]), _crossing(familiar, novel, target)
+    )
 
 
 def compare_viewpoints(first: Curves, second: Curves) -> ViewpointComparison:
@@ -131,7 +134,7 @@ def compare_viewpoints(first: Curves, second: Curves) -> ViewpointComparison:
     )
 
 
-def _crossing(familiar: Sequence[float], novel: Sequence[float], target: float) -> float | None:
+def _crossing(familiar: Accuracies, novel: Accuracies, target: float) -> float | None:
     """Return the novel accuracy where familiar accuracy first meets the target; None: never."""
     for epoch, accuracy in enumerate(familiar):
         if accuracy == target:

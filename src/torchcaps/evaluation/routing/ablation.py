@@ -133,10 +133,9 @@ class IterationDynamics(EvaluationResult):
         """One sentence."""
         if len(self.iterations) == 1:
             return "There is one pass of routing: no iterations to compare."
-        gain = 100 * (self.accuracy[-1] - self.accuracy[0])
         return (
-            f"The iterations after the first change {self.changed[-1]:.1%} of the answers and accuracy by "
-            f"{gain:+.1f} points."
+            f"The iterations after the first change {self.changed[-1]:.1%} of the answers and "
+            f"accuracy by {100 * (self.accuracy[-1] - self.accuracy[0]):+.1f} points."
         )
 
 
@@ -175,8 +174,11 @@ def routing_ablation(
     check_labeled(images, labels)
     has_agreement = any(layer.router.agreement for layer in routed_layers(model).values())
     if not agreement and not has_agreement:
-        problem = "with fixed couplings, no activation of this model depends on how far votes agree"
-        raise ArgumentError("agreement", f"expected True: {problem}")
+        raise ArgumentError(
+            "agreement",
+            "expected True: with fixed couplings, no activation of this model depends on how far "
+            "votes agree",
+        )
 
     def answer(change: Callable[[Router], Router], size: int = ROUTED_BATCH) -> Tensor:
         with swapped_routers(model, change):
@@ -187,11 +189,9 @@ def routing_ablation(
     true = labels.cpu()
     routed = answer(lambda router: router)
     uniform = answer(methodcaller("uniform", agreement=agreement))
-    change = methodcaller("random", seed, agreement=agreement)
-    random = answer(change, STORED_BATCH)
-    comparison = compare_answers(routed == true, uniform == true, seed=seed)
+    random = answer(methodcaller("random", seed, agreement=agreement), STORED_BATCH)
     return RoutingAblation(
-        comparison,
+        compare_answers(routed == true, uniform == true, seed=seed),
         proportion(random == true),
         proportion(routed != uniform),
         agreement and has_agreement,
@@ -223,7 +223,8 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
     entropy: defaultdict[str, Series] = defaultdict(tuple)
     straight: defaultdict[str, Series] = defaultdict(tuple)
     straight_by_class = []
-    for count in range(1, last + 1):
+    counts = range(1, last + 1)
+    for count in counts:
         with swapped_routers(model, methodcaller("with_iterations", count)):
             routed = route_images(model, images)
         answers.append(routed.activation.argmax(dim=1))
@@ -234,10 +235,11 @@ def iteration_dynamics(model: nn.Module, images: Images, labels: Labels) -> Iter
                 straight[name] += (float(straightness.mean()),)
         if name in straight and trace.activation.shape == routed.activation.shape:
             of_class = [straightness[labels == k, k] for k in range(straightness.shape[1])]
-            means = (float(row.mean()) if len(row) else None for row in of_class)
-            straight_by_class.append(tuple(means))
+            straight_by_class.append(
+                tuple(float(row.mean()) if len(row) else None for row in of_class)
+            )
     return IterationDynamics(
-        iterations=tuple(range(1, last + 1)),
+        iterations=tuple(counts),
         accuracy=tuple(proportion(answer == labels) for answer in answers),
         changed=tuple(proportion(answer != answers[0]) for answer in answers),
         entropy=dict(entropy),

@@ -16,7 +16,7 @@ reading of routing is the library's own.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_shape
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import (
     Activations,
     Images,
@@ -87,7 +87,7 @@ def coupling_maps(
     """
     check_images(images)
     if labels is not None:
-        check_shape("labels", labels, ("n",), n=len(images))
+        check_labels(labels, n=len(images))
     with evaluating(model):
         parts = [
             _map_batch(model, batch, None if labels is None else batch_labels)
@@ -106,7 +106,7 @@ def _map_batch(model: nn.Module, images: Images, labels: Labels | None) -> tuple
     ):
         activation = model(images).float()
     traces = record.last()
-    names = [name for name in layers if name in traces]
+    names = list(traces)
     if labels is None:
         labels = activation.argmax(dim=1)
     check_labels(labels, activation.shape[1])
@@ -173,8 +173,7 @@ def _hand_down(
     """
     weight = trace.coupling.float() * trace.child_activation.float().unsqueeze(-1)
     shares = weight / weight.sum(dim=-2, keepdim=True).clamp(min=1e-12)
-    child_support = (shares * support.unsqueeze(-2)).sum(dim=-1)
-    return layer.make_votes(children).field.scatter(child_support)
+    return layer.make_votes(children).field.scatter((shares * support.unsqueeze(-2)).sum(dim=-1))
 
 
 def _spread_over_pixels(
@@ -195,9 +194,8 @@ def _spread_over_pixels(
     height, width = size
     x = positions.unsqueeze(1)
     if slides is None:
-        stretched = F.interpolate(x, (height, width), mode="bilinear")
         ratio = positions[0].numel() / (height * width)
-        return (stretched * ratio)[:, 0]
+        return (F.interpolate(x, (height, width), mode="bilinear") * ratio)[:, 0]
     for kernel, stride, padding in reversed(slides):
         weight = torch.outer(*map(_window, kernel, stride))[None, None].to(x)
         x = F.conv_transpose2d(x, weight, stride=stride, padding=padding)
@@ -212,8 +210,7 @@ def _window(kernel: int, stride: int) -> Tensor:
     """
     step = min(stride, kernel)
     ramp = torch.arange(1, kernel + 1)
-    height = min(step, kernel - step + 1)
-    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=height).float()
+    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=min(step, kernel - step + 1)).float()
     return weight / weight.sum()
 
 
@@ -228,14 +225,13 @@ class CapsuleMap(NamedTuple):
 class Places:
     """The maps that a forward pass has made so far."""
 
-    maps: list[CapsuleMap] = field(default_factory=list)  # in the order of the pass
+    maps: list[CapsuleMap]  # in the order of the pass
     slides: Slides = ()
     _size: Sequence[int] | None = None
 
     def add(self, slide: Slide | None, before: Sequence[int], after: Sequence[int]) -> None:
         """Record a layer that has slid over a map of one size and made one of another size."""
-        is_chained = self._size in (None, before)
-        if slide and self.slides is not None and is_chained:
+        if slide and self.slides is not None and self._size in (None, before):
             self.slides = (*self.slides, slide)
         else:
             self.slides = None
@@ -253,7 +249,7 @@ class Places:
 @contextmanager
 def places_of(model: nn.Module) -> Iterator[Places]:
     """Record the maps of the forward passes of a model."""
-    places = Places()
+    places = Places([])
 
     def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         slide = None  # for padding by name, dilated kernels, and other fields

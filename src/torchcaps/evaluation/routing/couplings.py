@@ -35,11 +35,11 @@ from torchcaps.evaluation.base import (
     eval_mode,
     evaluating,
     proportion,
+    widen,
 )
 from torchcaps.evaluation.routing.layers import ROUTED_BATCH, children_of
 from torchcaps.functional.losses import margin_penalty
 from torchcaps.nn import RoutingTrace
-from torchcaps.transfer import widen
 from torchcaps.types import Capsules
 
 MAJORITY = 0.5  # a child with more than this of its coupling on one parent belongs to it
@@ -159,9 +159,8 @@ def coupling_entropy(recorded: RoutingTrace) -> CouplingEntropy:
     coupling, weight = _links(recorded)
     parents = coupling.shape[-1]
     entropy = entr(coupling).sum(dim=-1) / math.log(parents)
-    largest = coupling.amax(dim=-1)
     return CouplingEntropy(
-        _weighted_mean(entropy, weight), _weighted_mean(largest, weight), parents
+        _weighted_mean(entropy, weight), _weighted_mean(coupling.amax(dim=-1), weight), parents
     )
 
 
@@ -214,14 +213,11 @@ def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> Pars
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     share = weight.mean(dim=0)
     num_parents = coupling.shape[-1]
-    information = _information(parent, labels, num_parents)
-    chance = _information(parent, labels[order], num_parents)
-    frequency = widen(torch.bincount(labels)) / len(labels)
     return ParseTree(
         support=_weighted_mean(widen(largest > MAJORITY), weight),
-        information=_weighted_mean(information, share),
-        chance=_weighted_mean(chance, share),
-        possible=float(entr(frequency).sum() / math.log(2)),
+        information=_weighted_mean(_information(parent, labels, num_parents), share),
+        chance=_weighted_mean(_information(parent, labels[order], num_parents), share),
+        possible=float(entr(widen(torch.bincount(labels)) / len(labels)).sum() / math.log(2)),
     )
 
 
@@ -250,8 +246,7 @@ def _weighted_mean(numbers: Tensor, weight: Tensor) -> float:
 def _labeled_links(recorded: RoutingTrace, labels: Labels) -> tuple[Tensor, Tensor, Labels]:
     """Return links as `_links`, and labels that fit them."""
     coupling, weight = _links(recorded)
-    check_labels(labels)
-    check_shape("labels", labels, ("n",), n=len(coupling))
+    check_labels(labels, n=len(coupling))
     check_range("number of images", len(labels), low=2)
     return coupling, weight, labels.cpu()
 
@@ -326,8 +321,10 @@ class Starvation:
         """One sentence."""
         if self.median == 0:
             return "No gradient reaches these capsules: nothing below them learns."
-        word = "Few" if self.starved < 0.1 else "Many"
-        return f"{word} capsules are starved of gradient ({self.starved:.0%} of {self.capsules})."
+        return (
+            f"{'Few' if self.starved < 0.1 else 'Many'} capsules are starved of gradient "
+            f"({self.starved:.0%} of {self.capsules})."
+        )
 
 
 @dataclass(frozen=True)
@@ -424,8 +421,7 @@ def starvation(model: nn.Module, images: Images, labels: Labels) -> dict[str, St
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=ROUTED_BATCH):
             with torch.enable_grad(), children_of(model) as children:
-                x = batch.detach().clone().requires_grad_()
-                objective = margin_penalty(model(x), true)
+                objective = margin_penalty(model(batch.detach().clone().requires_grad_()), true)
                 poses = [capsules.pose for capsules in children.values()]
                 gradients = torch.autograd.grad(objective, poses, materialize_grads=True)
             for name, gradient in zip(children, gradients, strict=True):

@@ -143,8 +143,13 @@ class Diagnosis(EvaluationResult):
             # Of the difference of two answers to the same images.
             deviation = (changed / self.num_samples) ** 0.5
             passed = True if gain > 2 * deviation else None if changed else False
-            answer = f"{changed:.1%} of answers change, accuracy {100 * gain:+.1f} points"
-            checks.append(Check(passed, "Do the later iterations help?", answer))
+            checks.append(
+                Check(
+                    passed,
+                    "Do the later iterations help?",
+                    f"{changed:.1%} of answers change, accuracy {100 * gain:+.1f} points",
+                )
+            )
             checks += self._straightness()
         checks += [
             *self._worst(
@@ -206,9 +211,13 @@ class Diagnosis(EvaluationResult):
             place = "for a parent"
         if not straight:
             return []
-        answer = f"straightness {place}: {' → '.join(f'{figure:.2f}' for figure in straight)}"
-        passed = straight[-1] > SHARPER * straight[0]
-        return [Check(passed, "Does routing bring votes to agree?", answer)]
+        return [
+            Check(
+                straight[-1] > SHARPER * straight[0],
+                "Does routing bring votes to agree?",
+                f"straightness {place}: {' → '.join(f'{figure:.2f}' for figure in straight)}",
+            )
+        ]
 
     def _worst(
         self,
@@ -219,18 +228,20 @@ class Diagnosis(EvaluationResult):
         words: Callable[[Any], str],
     ) -> list[Check]:
         """The check of one measure for the layer where it is worst; none if no layer has it."""
-        measures = [(getattr(layer, name), layer.name) for layer in self.layers]
-        pairs = [(measure, layer) for measure, layer in measures if measure is not None]
-        if not pairs:
+        layers = [layer for layer in self.layers if getattr(layer, name) is not None]
+        if not layers:
             return []
-        worst, layer = max(pairs, key=lambda pair: badness(pair[0]))
-        place = f", {layer}" if len(self.layers) > 1 else ""
-        return [Check(passes(worst), question, words(worst) + place)]
+        worst = max(layers, key=lambda layer: badness(getattr(layer, name)))
+        measure = getattr(worst, name)
+        place = f", {worst.name}" if len(self.layers) > 1 else ""
+        return [Check(passes(measure), question, words(measure) + place)]
 
     def table(self) -> TextTable:
         """A row for each check."""
-        rows = [(check.mark, check.question, check.answer) for check in self.checks()]
-        return TextTable(("", "question", "answer"), rows)
+        return TextTable(
+            ("", "question", "answer"),
+            [(check.mark, check.question, check.answer) for check in self.checks()],
+        )
 
     def verdicts(self) -> dict[str, str]:
         """What -> one sentence: for the whole model, then layer by layer."""
@@ -253,10 +264,9 @@ class Diagnosis(EvaluationResult):
         return sentences
 
     def to_dict(self) -> Json:
-        checks = [check._asdict() for check in self.checks()]
         return super().to_dict() | {
             "verdict": self.verdict,
-            "checks": checks,
+            "checks": [check._asdict() for check in self.checks()],
             "verdicts": self.verdicts(),
         }
 
@@ -317,8 +327,7 @@ def diagnose(
     ablation, refused = _ablate(model, images, labels, seed)
     comparison = None
     if baseline is not None:
-        answers = right_answers(baseline, images, labels)
-        comparison = compare_answers(correct, answers, seed=seed)
+        comparison = compare_answers(correct, right_answers(baseline, images, labels), seed=seed)
     return Diagnosis(
         accuracy=proportion(correct),
         num_samples=len(images),

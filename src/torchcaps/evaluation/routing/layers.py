@@ -25,6 +25,7 @@ from torchcaps.evaluation.base import (
 from torchcaps.functional import Votes, safe_norm, straightness
 from torchcaps.functional.squash import full_precision
 from torchcaps.nn import RoutedLayer, Router, RoutingTrace, record_routing
+from torchcaps.nn.routed import routed_layers as routed_layers
 from torchcaps.nn.routers import MAX_ITERATIONS
 from torchcaps.types import Capsules
 
@@ -70,10 +71,13 @@ def route_images(model: nn.Module, images: Images) -> RoutedImages:
                 straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
                 extras = {"children": children[name].activation, "straightness": straight}
                 parts[name].append(trace._replace(extras=extras).map(Tensor.cpu))
-    traces = {
-        name: tree_map(lambda *columns: torch.cat(columns), *rows) for name, rows in parts.items()
-    }
-    return RoutedImages(torch.cat(activations), traces)
+    return RoutedImages(
+        torch.cat(activations),
+        {
+            name: tree_map(lambda *columns: torch.cat(columns), *rows)
+            for name, rows in parts.items()
+        },
+    )
 
 
 def _straightness(votes: Votes, coupling: Tensor) -> Float[Tensor, "n parents"]:
@@ -101,8 +105,7 @@ def children_of(model: nn.Module) -> Iterator[dict[str, Capsules]]:
 
     with ExitStack() as stack:
         for name, layer in routed_layers(model).items():
-            hook = layer.register_forward_pre_hook(partial(collect, name))
-            stack.callback(hook.remove)
+            stack.callback(layer.register_forward_pre_hook(partial(collect, name)).remove)
         yield collected
 
 
@@ -121,22 +124,6 @@ def swapped_routers(model: nn.Module, change: Callable[[Router], Router]) -> Ite
     finally:
         for layer, router in routers.items():
             layer.router = router
-
-
-def routed_layers(model: nn.Module) -> dict[str, RoutedLayer]:
-    """Return layer name -> layer, in the order of the model.
-
-    Raises:
-        ArgumentError: for a model without routed layers.
-    """
-    layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
-    }
-    if not layers:
-        raise ArgumentError(
-            "model", f"expected a capsule network with routed layers, got {type(model).__name__}"
-        )
-    return layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +147,7 @@ class VotePaths:
     @property
     def straightness(self) -> Float[Tensor, "iterations parents"]:
         """How far the votes for each parent agree; see `functional.straightness`."""
-        votes = self.votes.expand(len(self.coupling), -1, -1, -1)
-        return straightness(self.coupling, votes)
+        return straightness(self.coupling, self.votes.expand(len(self.coupling), -1, -1, -1))
 
 
 def vote_paths(model: nn.Module, image: Float[Tensor, "channels height width"]) -> VotePaths:
@@ -187,13 +173,12 @@ def vote_paths(model: nn.Module, image: Float[Tensor, "channels height width"]) 
         if agreement:
             coupling = coupling * trace.child_activation.unsqueeze(-1)
         couplings.append(coupling)
-    activations = torch.cat([trace.activation for trace in traces])
     with torch.inference_mode():
         [dense] = full_precision(votes.dense()).cpu()
     return VotePaths(
         dense,
         torch.cat(couplings),
-        full_precision(activations),
+        full_precision(torch.cat([trace.activation for trace in traces])),
         agreement,
     )
 
@@ -222,18 +207,20 @@ def route_last(
     name, layer = list(routed_layers(model).items())[-1]
     last = layer.router
     counts = range(1, min(last.num_iterations, max_iterations) + 1)
-    stops = [methodcaller("with_iterations", count) for count in counts]
+    stops: list[Any] = [methodcaller("with_iterations", count) for count in counts]
     traces = []
     with evaluating(model), children_of(model) as children:
-        for change in [*stops, *changes]:
-
-            def change_last(router: Router, change: Any = change) -> Router:
-                return change(router) if router is last else router
-
-            with swapped_routers(model, change_last):
+        try:
+            for change in [*stops, *changes]:
+                layer.router = change(last)
                 trace = route_images(model, images).layers.get(name)
-            if trace is None or trace.coupling.dim() != 3:
-                problem = "expected class capsules in one position, with couplings over votes"
-                raise ArgumentError("model", f"{problem}, got {type(layer).__name__} {name!r}")
-            traces.append(trace)
+                if trace is None or trace.coupling.dim() != 3:
+                    raise ArgumentError(
+                        "model",
+                        "expected class capsules in one position, with couplings over votes, "
+                        f"got {type(layer).__name__} {name!r}",
+                    )
+                traces.append(trace)
+        finally:
+            layer.router = last
         return layer, layer.make_votes(children[name]), traces

@@ -17,10 +17,10 @@ from torchcaps.functional.bounds import (
     clamp_finite,
     detach_extremes,
     factor_limit,
+    full_precision,
     gradient_limit,
     without_autocast,
 )
-from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import AnyVotes, as_votes
 from torchcaps.types import Routed
 
@@ -128,6 +128,8 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
     if isinstance(inverse_temperature, int | float):
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     if len(inverse_temperature) != iterations:
-        expected = f"expected a number or {iterations} of them"
-        raise ArgumentError("inverse_temperature", f"{expected}, got {len(inverse_temperature)}")
+        raise ArgumentError(
+            "inverse_temperature",
+            f"expected a number or {iterations} of them, got {len(inverse_temperature)}",
+        )
     return list(inverse_temperature)
