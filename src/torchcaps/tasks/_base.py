@@ -131,9 +131,12 @@ class Task(nn.Module):
             takes = self.requires or f"a model whose outputs are of {unit}"
             raise ArgumentError("task", f"{self.name} takes {takes}, got {type(model).__name__}")
         if images is not None and not self.supports(images):
-            missing = [name for name in self.targets if name not in images.targets]
-            way = "; give {0!r} by name, as labels={{{0!r}: ...}} or {1}s in an .npz"
-            advice = [way.format(name, name.rstrip("s")) for name in missing]
+            advice = [
+                f"; give {name!r} by name, as labels={{{name!r}: ...}} or {name.rstrip('s')}s in "
+                "an .npz"
+                for name in self.targets
+                if name not in images.targets
+            ]
             raise ArgumentError(
                 "task",
                 f"{self.name} takes {self.data}, got {images!r} with the targets "
@@ -310,8 +313,8 @@ def evaluate_task(
     from torchcaps.tasks.metrics import extra_metrics
 
     outputs = eval_outputs(task, images, progress=progress)
-    extra = extra_metrics(task.config.task.metrics, outputs)
-    return task.evaluation(outputs, images).with_extra(extra)
+    evaluation = task.evaluation(outputs, images)
+    return evaluation.with_extra(extra_metrics(task.config.task.metrics, outputs))
 
 
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:

@@ -137,10 +137,11 @@ class Align(Task):
 
     def _losses_by_set(self, batch: Batch) -> Outputs:
         """The weighted sum "loss" and the six losses of each set, `[batch]`, by two views."""
-        aligned = self.model.align(torch.cat([view(batch, 0), view(batch, 1)]))
+        points = torch.cat([view(batch, 0), view(batch, 1)])
+        aligned = self.model.align(points)
         # The Chamfer distance is that of the first view alone: the first half of every field.
         first_views = Aligned(*(field[: len(batch.inputs)] for field in aligned))
-        terms = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first_views)}
+        terms = capsule_losses(aligned, batch, points) | {"chamfer": self._chamfer(first_views)}
         weights = LOSSES[self.loss]
         weighted = [weights[name] * losses for name, losses in terms.items()]
         return {"loss": torch.stack(weighted).sum(dim=0), **terms}
@@ -282,7 +283,7 @@ class Align(Task):
         return rows
 
 
-def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
+def capsule_losses(aligned: Aligned, batch: Batch, points: Tensor) -> Outputs:
     """Five losses of each set, `[batch]`; the sixth is the Chamfer distance of its drawing.
 
     Of the views a and b of a set, with the symbols of the top of this file. T is the motion from
@@ -297,6 +298,7 @@ def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
     Args:
         aligned: `[2 batch, ...]`, the first views of all sets, then their second views.
         batch: the sets and the motions.
+        points: of these views, `[2 batch, dim, points, 1]`.
     """
     keypoints = aligned.keypoints
     first, second = keypoints.chunk(2)
@@ -311,7 +313,7 @@ def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
 
         # |x_n - theta_k|^2 = |x_n|^2 + |theta_k|^2 - 2 x_n theta_k, as one table
         # [2 batch, points, capsules], whatever the number of coordinates.
-        points = torch.cat([view(batch, 0), view(batch, 1)]).squeeze(3).mT
+        points = points.squeeze(3).mT
         norms = points.square().sum(dim=2, keepdim=True)
         norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
@@ -369,7 +371,7 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
 
 
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> dict[str, Tensor]:
-    """Random rigid motions, on the generator's device; see `view`.
+    """Random rigid motions, on the CPU; see `view`.
 
     Args:
         count: number of sets.
@@ -381,19 +383,16 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> di
         "rotation" `[count, views, dim, dim]`, uniform; "shift" `[count, views, dim]` in
         [-0.2, 0.2].
     """
-    device = generator.device
     if dim == 2:
-        angle = 2 * math.pi * torch.rand(count, views, generator=generator, device=device)
+        angle = 2 * math.pi * torch.rand(count, views, generator=generator)
         cos = angle.cos()
         sin = angle.sin()
         rotation = torch.stack([cos, -sin, sin, cos], dim=2).unflatten(2, (2, 2))
     else:
         # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the matrix of
         # the cross product with (x, y, z).
-        normal = torch.randn(count, views, 4, generator=generator, device=device)
-        quaternion = F.normalize(normal, dim=2)
+        quaternion = F.normalize(torch.randn(count, views, 4, generator=generator), dim=2)
         cross = cross_matrix(quaternion[..., 1:])
-        eye = torch.eye(3, device=device)
-        rotation = eye + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
-    uniform = torch.rand(count, views, dim, generator=generator, device=device)
+        rotation = torch.eye(3) + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
+    uniform = torch.rand(count, views, dim, generator=generator)
     return {"rotation": rotation, "shift": MAX_SHIFT * (2 * uniform - 1)}

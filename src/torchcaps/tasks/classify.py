@@ -124,11 +124,7 @@ def _without_shares(targets: Tensor) -> Tensor:
 def spread(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    if isinstance(fraction_trained, Tensor):  # on the device, for which the host does not wait
-        share: Any = fraction_trained.clamp(0, 1)
-    else:
-        share = min(max(fraction_trained, 0.0), 1.0)
-    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * share
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * fraction_trained
     return spread_loss(scores.activation, targets, margin)
 
 
@@ -187,12 +183,10 @@ class Classify(Task):
         if self.score == "accuracy" and largest > MAX_RATIO * smallest:
             self.score = "balanced_accuracy"
             sizes = counts.tolist()
-            small = images.classes[sizes.index(smallest)]
-            large = images.classes[sizes.index(largest)]
             self.score_reason = (
-                f"classes have from {smallest:,} ({small}) to {largest:,} ({large}) images: the "
-                "epoch is chosen by balanced accuracy, the mean accuracy of the classes"
-                f"{self.advice}"
+                f"classes have from {smallest:,} ({images.classes[sizes.index(smallest)]}) to "
+                f"{largest:,} ({images.classes[sizes.index(largest)]}) images: the epoch is chosen "
+                f"by balanced accuracy, the mean accuracy of the classes{self.advice}"
             )
 
     @classmethod
@@ -245,7 +239,15 @@ class Classify(Task):
         settings = self.config.task
         if weights is None:
             return loss(scores, targets, fraction_trained, settings)
-        return (weights * image_losses(loss, scores, targets, fraction_trained, settings)).mean()
+
+        def image_loss(image_scores: Any, target: Tensor) -> Tensor:
+            """The loss of a batch of one image."""
+            batch = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
+            return loss(*batch, fraction_trained, settings)
+
+        axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
+        losses = torch.func.vmap(image_loss, in_dims=(axes, 0))(scores, targets)
+        return (weights * losses).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
@@ -274,8 +276,7 @@ class Classify(Task):
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""
         scores = self.scores(batch.inputs)
-        num_outputs = scores.activation.shape[1]
-        check_range("outputs of the model", num_outputs, low=len(self.classes))
+        check_range("outputs of the model", scores.activation.shape[1], low=len(self.classes))
         outputs = {
             "activation": scores.activation.float(),
             "labels": batch.targets[self.targets[0]],
@@ -290,8 +291,10 @@ class Classify(Task):
         labels = outputs["labels"]
         targets = self._targets(labels, activation.shape[1])
         loss = self._compute_loss(Scores(activation, outputs.get("logits")), targets, 1.0)
-        accuracy = is_correct(activation, labels).double().mean()
-        metrics = {"loss": loss.item(), "accuracy": accuracy.item()}
+        metrics = {
+            "loss": loss.item(),
+            "accuracy": is_correct(activation, labels).double().mean().item(),
+        }
         if self.score == "balanced_accuracy":
             from torchcaps.tasks.metrics import balanced_accuracy
 
@@ -405,26 +408,3 @@ def image_weights(
     if labels.dim() == 1:
         return weights[labels]
     return (weights * labels).sum(dim=1) / labels.sum(dim=1)
-
-
-def image_losses(
-    loss: Callable[..., Tensor], scores: Any, targets: Tensor, *arguments: Any
-) -> Float[Tensor, " batch"]:
-    """The loss of each image by itself: as that of a batch of this one image.
-
-    Their mean is the loss of the batch, for a loss that is a mean over images.
-
-    Args:
-        loss: takes scores, targets and the arguments; returns a mean over a batch.
-        scores: tensors `[batch, ...]` or None, which may be nested in tuples.
-        targets: `[batch, ...]`.
-        arguments: what else the loss takes.
-    """
-
-    def image_loss(image_scores: Any, target: Tensor) -> Tensor:
-        batch = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
-        return loss(*batch, *arguments)
-
-    axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
-    losses: Tensor = torch.func.vmap(image_loss, in_dims=(axes, 0))(scores, targets)
-    return losses

@@ -41,10 +41,9 @@ def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[s
     """
     figures = {}
     for name in names:
-        function = METRICS[name]
         needs = METRICS.fact(name, "needs")
         if outputs.keys() >= set(needs):
-            figures[name] = float(function(*(outputs[key] for key in needs)))
+            figures[name] = float(METRICS[name](*map(outputs.get, needs)))
     return figures
 
 

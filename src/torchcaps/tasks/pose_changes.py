@@ -73,8 +73,9 @@ class TransformingEvaluation(MetricResult):
     @property
     def summary(self) -> str:
         """`correlation of estimated and true dx 0.989, dy 0.988 on 1,000 pairs`."""
-        numbers = [f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names]
-        correlations = ", ".join(numbers)
+        correlations = ", ".join(
+            f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names
+        )
         return f"correlation of estimated and true {correlations} on {self.num_samples:,} pairs"
 
     def to_dict(self) -> dict[str, Any]:

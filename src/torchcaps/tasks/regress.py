@@ -57,30 +57,6 @@ def huber(predicted: Tensor, true: Tensor, *_: Any) -> Tensor:
     return F.huber_loss(predicted, true)
 
 
-def value_facts(images: Dataset) -> dict[str, Any]:
-    """Names, means and standard deviations of the values of images.
-
-    Args:
-        images: with the target "value", `[n, values]`.
-
-    Raises:
-        ArgumentError: values that are not finite.
-    """
-    values = columns(images.targets["value"]).cpu().double()
-    if not values.isfinite().all():
-        raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
-    num_values = values.shape[1]
-    names = images.classes
-    if not len(names) == len(set(names)) == num_values:
-        names = tuple(f"value {index}" for index in range(num_values))
-    spread = values.std(dim=0, correction=0)
-    return {
-        "names": list(names),
-        "mean": values.mean(dim=0).tolist(),
-        "std": torch.where(spread > 0, spread, 1.0).tolist(),
-    }
-
-
 @register_task("regress")
 class Regress(Task):
     """Real numbers of an image, which poses of capsules say.
@@ -103,8 +79,21 @@ class Regress(Task):
                 "regress reads values from poses, and expected a model that declares them "
                 f"(spec.pose) and has a method capsules(images), got {type(self.model).__name__}",
             )
-        if images is not None:
-            self.target_facts = value_facts(images)
+        if images is None:
+            return
+        values = columns(images.targets["value"]).cpu().double()
+        if not values.isfinite().all():
+            raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
+        num_values = values.shape[1]
+        names = images.classes
+        if not len(names) == len(set(names)) == num_values:
+            names = tuple(f"value {index}" for index in range(num_values))
+        spread = values.std(dim=0, correction=0)
+        self.target_facts = {
+            "names": list(names),
+            "mean": values.mean(dim=0).tolist(),
+            "std": torch.where(spread > 0, spread, 1.0).tolist(),
+        }
 
     @cached_property
     def _facts(self) -> tuple[list[str], Tensor, Tensor]:
@@ -144,15 +133,11 @@ class Regress(Task):
             f"[capsules={num_capsules}, pose={dim}]",
         )
 
-    def _compute_loss(self, predicted: Tensor, true: Tensor, fraction_trained: float) -> Tensor:
-        """The loss of standardized values."""
-        return LOSSES[self.loss](predicted, true, fraction_trained, self.config.task)
-
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, of standardized values."""
         predicted = self.read_values(batch.inputs)
         true = self._standardized(batch.targets["value"]).to(predicted.dtype)
-        loss = self._compute_loss(predicted, true, fraction_trained)
+        loss = LOSSES[self.loss](predicted, true, fraction_trained, self.config.task)
         return {"loss": loss, self.loss: loss}
 
     def eval_step(self, batch: Batch) -> Outputs:
@@ -176,7 +161,8 @@ class Regress(Task):
     def evaluation(self, outputs: Outputs, images: Dataset | None = None) -> ValueFigures:
         true = outputs["true"]
         predicted = outputs["predicted"]
-        loss = self._compute_loss(self._standardized(predicted), self._standardized(true), 1.0)
+        values = (self._standardized(predicted), self._standardized(true))
+        loss = LOSSES[self.loss](*values, 1.0, self.config.task)
         return value_figures(true, predicted, self._facts[0], loss=loss.item())
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
@@ -187,7 +173,7 @@ class Regress(Task):
         predicted = evaluation.predicted
         points = evenly(torch.arange(len(true)), MAX_POINTS)
         heads, rows = evaluation.table()
-        value_names = [*evaluation.per_value]
+        value_names = list(evaluation.per_value)
         names = viz.canvas.drawable(value_names[:MAX_PANELS])
         drawn = slice(MAX_PANELS)
         errors = self._standardized(predicted) - self._standardized(true)

@@ -30,31 +30,23 @@ def classified(model: nn.Module, evaluation: Evaluation, images: Dataset) -> lis
     """Confusions, accuracy by class, calibration, examples; with a decoder, reconstructions."""
     spec = spec_of(model)
     indices = example_indices(evaluation.labels, per_class=2, seed=0)
-    items = [
-        confusions(evaluation),
-        by_class(evaluation),
-        calibrated(evaluation, spec),
-        examples(evaluation, images, evenly(indices, EXAMPLES)),
-    ]
-    if spec.decoder:
-        items.append(drawings(model, images, evenly(indices, PAIRS)))
-    return items
-
-
-def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> ReportItem:
-    """Test images beside the activations of their most active classes."""
-    return ReportItem(
+    shown = evenly(indices, EXAMPLES)
+    examples = ReportItem(
         "activations",
         "Examples",
         "Test images and the activations of their classes.",
         viz.activation_bars(
-            images.float_images(indices),
-            evaluation.activations[indices],
-            evaluation.labels[indices],
+            images.float_images(shown),
+            evaluation.activations[shown],
+            evaluation.labels[shown],
             classes=viz.canvas.drawable(evaluation.classes),
         ),
-        f"{len(indices)} test images with bars for their most active classes.",
+        f"{len(shown)} test images with bars for their most active classes.",
     )
+    items = [confusions(evaluation), by_class(evaluation), calibrated(evaluation, spec), examples]
+    if spec.decoder:
+        items.append(drawings(model, images, evenly(indices, PAIRS)))
+    return items
 
 
 def confusions(evaluation: Evaluation) -> ReportItem:
@@ -92,17 +84,18 @@ def by_class(evaluation: Evaluation) -> ReportItem:
     rows = []
     for k in sorted(order[:MAX_ROWS]):
         row = per_class[k]
-        cells = (
-            row["name"],
-            str(k),
-            percent(row["accuracy"]),
-            f"{row['correct']:,}",
-            f"{row['count']:,}",
-            percent(row["precision"]),
-            rounded(row["f1"]),
-            rounded(row["auroc"]),
+        rows.append(
+            (
+                row["name"],
+                str(k),
+                percent(row["accuracy"]),
+                f"{row['correct']:,}",
+                f"{row['count']:,}",
+                percent(row["precision"]),
+                rounded(row["f1"]),
+                rounded(row["auroc"]),
+            )
         )
-        rows.append(cells)
     return ReportItem(
         "per_class",
         "Class by class",
@@ -124,17 +117,16 @@ def by_class(evaluation: Evaluation) -> ReportItem:
 
 def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     """Whether activations can be read as confidence."""
-    errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
     text = (
         "A calibrated model is right in 80 % of the cases in which it is 80 % sure. The expected "
-        f"calibration error of the largest {kind} is {percent(errors.length.error)}; 0 would be "
-        "perfect."
+        f"calibration error of the largest {kind} is "
+        f"{percent(evaluation.calibration.length.error)}; 0 would be perfect."
     )
     if spec.pose and not spec.logits:
         text += (
             f" The {kind} of a capsule is no probability, so it is also divided by the sum of all: "
-            f"the error is then {percent(errors.normalized.error)}."
+            f"the error is then {percent(evaluation.calibration.normalized.error)}."
         )
     return ReportItem(
         "calibration",

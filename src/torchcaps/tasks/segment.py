@@ -196,9 +196,12 @@ class Segment(Task):
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open."""
-        weights = {"class_weights": "auto"} if "class_weights" in LOSSES.fact(loss) else {}
-        drawing = {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS} if spec.decoder else {}
-        return weights | drawing
+        settings: dict[str, Any] = {}
+        if "class_weights" in LOSSES.fact(loss):
+            settings["class_weights"] = "auto"
+        if spec.decoder:
+            settings["reconstruction"] = MEAN_ERROR_WEIGHT / MNIST_PIXELS
+        return settings
 
     def predict_pixels(self, images: Tensor) -> ClassMaps:
         """Probabilities of the foreground classes of images `[n, channels, height, width]`."""
@@ -269,28 +272,21 @@ class Segment(Task):
             width=width,
         )
         predicted = masks_from_probabilities(prediction.probabilities)
-        counts = pixel_counts(predicted, masks, len(self.classes))
         return {
-            "counts": torch.stack(counts, dim=1),
+            "counts": torch.stack(pixel_counts(predicted, masks, len(self.classes)), dim=1),
             "pixel_accuracy": widen((predicted == masks).flatten(1)).mean(dim=1),
             "loss": self.compute_loss(prediction, masks).expand(num_images),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of all images, by what `eval_step` gave: "loss", and means over classes."""
-        figures = self._mask_figures(outputs)
-        loss = outputs["loss"].double().mean().item()
+        figures = self.evaluation(outputs)
         return {
-            "loss": loss,
+            "loss": outputs["loss"].double().mean().item(),
             "dice": figures.dice,
             "iou": figures.iou,
             "boundary": figures.boundary,
         }
-
-    def _mask_figures(self, outputs: Outputs) -> MaskFigures:
-        """Metrics of all images together, by what `eval_step` gave."""
-        counts = PixelCounts(*outputs["counts"].unbind(dim=1))
-        return mask_figures(counts, outputs["pixel_accuracy"], self.classes)
 
     def warnings(self, outputs: Outputs, fraction_trained: float) -> list[str]:
         """Sentences about classes without a mask, and about a model that finds no class."""
@@ -302,9 +298,10 @@ class Segment(Task):
             sentences.append("the model takes every pixel for background")
         return sentences
 
-    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        """Metrics of test images, also of each class."""
-        return self._mask_figures(outputs)
+    def evaluation(self, outputs: Outputs, images: Dataset | None = None) -> MaskFigures:
+        """Metrics of all images together, also of each class, by what `eval_step` gave."""
+        counts = PixelCounts(*outputs["counts"].unbind(dim=1))
+        return mask_figures(counts, outputs["pixel_accuracy"], self.classes)
 
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
         """A plot of test images with true and predicted masks, and a table of metrics by class."""

@@ -156,7 +156,14 @@ class Tree(Classify):
             for activation, classes in zip(activations, paths.T, strict=True)
         ]
         is_right = predicted == paths  # [batch, levels]
-        weights = self._weights(is_right)
+        accuracy = None
+        if self.loss == DYNAMIC:
+            # Of this batch, over all processes. The authors take the accuracies of the batch
+            # before, which a resumed run would have to remember.
+            counts = F.pad(is_right.sum(dim=0).cpu(), (0, 1), value=len(is_right))
+            counts = all_reduce_sum(counts).double()
+            accuracy = counts[:-1] / counts[-1]
+        weights = level_weights(self.tree.sizes, accuracy).to(is_right.device, torch.float32)
         outputs = {"loss": (weights * torch.stack(losses)).sum(), self.loss: losses[-1]}
         for level, loss in enumerate(losses[:-1], start=1):
             outputs[f"{self.loss}_{level}"] = loss
@@ -168,22 +175,6 @@ class Tree(Classify):
         """Activations `[batch, classes]` of every level, and its most active classes."""
         activations = [capsules.activation for capsules in self.model.levels(images)]
         return activations, torch.stack([level.argmax(dim=1) for level in activations], dim=1)
-
-    def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
-        """Weights of the levels in this step; see `level_weights`.
-
-        Those of the dynamic loss depend on the accuracies of this batch, over all processes. The
-        authors take the accuracies of the batch before, which a resumed run would have to remember.
-
-        Args:
-            is_right: whether the predicted class is the true one.
-        """
-        accuracy = None
-        if self.loss == DYNAMIC:
-            counts = F.pad(is_right.sum(dim=0).cpu(), (0, 1), value=len(is_right))
-            counts = all_reduce_sum(counts).double()
-            accuracy = counts[:-1] / counts[-1]
-        return level_weights(self.tree.sizes, accuracy).to(is_right.device, torch.float32)
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations of the finest classes, labels, and predicted "paths" `[batch, levels]`."""

@@ -21,7 +21,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from torchcaps.distributed import current
 from torchcaps.errors import printable
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
@@ -125,12 +124,11 @@ class BestWeights(Callback):
         is_best = 0 < self.epoch == trainer.state.best_epoch
         if self.weights and is_best:
             trainer.model.load_state_dict(self.weights)
-        is_stopped = trainer.is_stopped or isinstance(trainer.error, KeyboardInterrupt)
-        if is_stopped and trainer.checkpoint is None:
-            weights = f"those of epoch {self.epoch}" if is_best else "those of this step"
+        if (trainer.is_stopped or trainer.error) and trainer.checkpoint is None:
+            weights = f"epoch {self.epoch}" if is_best else "this step"
             trainer.messages.append(
                 f"stopped after step {trainer.state.step} of {trainer.total_steps}; the weights "
-                f"are {weights}"
+                f"are those of {weights}"
             )
 
 
@@ -154,8 +152,8 @@ class SecondStart(Callback):
         if not (self.weights and is_newest and state.step in (1, trainer.probe_step)):
             return
         # `cat` joins the samples of all ranks.
-        ranks = current()
-        samples = {name: ranks.cat(x.detach()) for name, x in trainer.losses.items() if x.dim()}
+        cat = trainer.ranks.cat
+        samples = {name: cat(x.detach()) for name, x in trainer.losses.items() if x.dim()}
         collapse = trainer.task.detect_collapse(samples) or ""
         if state.step == 1:  # computed before the weights changed
             state.initial_collapse = collapse
@@ -173,8 +171,7 @@ class EarlyEnd(Callback):
     def on_start(self, trainer: "Trainer") -> None:
         state = trainer.state
         epoch = state.step // trainer.steps_per_epoch
-        settings = trainer.config.training
-        reason = early_end(settings, epoch, state.best_epoch, state.best_score)
+        reason = early_end(trainer.config.training, epoch, state.best_epoch, state.best_score)
         if reason and state.step < trainer.total_steps:
             trainer.messages.append(reason)
             trainer.is_finished = True
@@ -207,8 +204,9 @@ class ProgressBar(Callback):
 
     def on_step(self, trainer: "Trainer", losses: Losses) -> None:
         self._print_messages(trainer)
-        description = f"loss {losses['loss']:.4f}"
-        self.bar.update(self.task, completed=int(losses["step"]), description=description)
+        self.bar.update(
+            self.task, completed=losses["step"], description=f"loss {losses['loss']:.4f}"
+        )
 
     def on_epoch(self, trainer: "Trainer", row: Row) -> None:
         parts = [f"epoch {row['epoch']}/{row['epochs']}"]
@@ -220,8 +218,9 @@ class ProgressBar(Callback):
                     metrics.append(f"{name.removeprefix(prefix).replace('_', ' ')} {number}")
             parts.append(f"{title}: {', '.join(metrics)}")
         parts.append(f"{row['images_per_second']:.0f} images/s")
-        warnings = [f"\nwarning: {text}" for text in row["warnings"]]
-        self._print("  ".join(parts) + "".join(warnings))
+        for text in row["warnings"]:
+            parts[-1] += f"\nwarning: {text}"
+        self._print("  ".join(parts))
 
     def on_end(self, trainer: "Trainer") -> None:
         self._print_messages(trainer)

@@ -7,7 +7,6 @@ itself: whoever loads the file passes the function, or has imported its module b
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -27,7 +26,7 @@ from torchcaps.errors import (
     one_line,
 )
 from torchcaps.models import model_info
-from torchcaps.models._pretrained import take_weights
+from torchcaps.models._pretrained import described_sizes, take_weights
 from torchcaps.models._registry import OptionError as OptionError, construct_model, option_error
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
@@ -75,8 +74,13 @@ def describe_model(
         preprocess: what `predict` applies to a picture.
         task: name of the task it was trained for.
     """
-    model = {"model": name, "options": options, "task": task, "classes": list(classes)}
-    return model | {"preprocess": preprocess and preprocess.to_dict()}
+    return {
+        "model": name,
+        "options": options,
+        "task": task,
+        "classes": list(classes),
+        "preprocess": preprocess and preprocess.to_dict(),
+    }
 
 
 def build_model(
@@ -103,8 +107,9 @@ def build_model(
     """
     for key, kind in (("model", str), ("options", dict), ("classes", list)):
         if not isinstance(description[key], kind):
-            problem = f"expected {kind.__name__}, got {one_line(repr(description[key]))}"
-            raise ArgumentError(key, problem)
+            raise ArgumentError(
+                key, f"expected {kind.__name__}, got {one_line(repr(description[key]))}"
+            )
     name = description["model"]
     options = description["options"]
     classes = tuple(map(str, description["classes"]))
@@ -112,16 +117,11 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        with nullcontext() if generator is None else use_generator(generator):
+        with use_generator(generator):
             if builder is not None:
                 model = builder(**options)
             else:
-                assert preprocess is not None
-                sizes: Json = {
-                    "num_classes": len(classes),
-                    "in_chans": preprocess.in_chans,
-                    "img_size": preprocess.model_size,
-                }
+                sizes = described_sizes(description)
                 if "img_size" in options:
                     options = dict(options)
                     sizes["img_size"] = size_pair(options.pop("img_size"))
@@ -367,8 +367,8 @@ def load(
     elif builder is None:
         # Of a module that was imported by `--import`, what the module itself defines.
         module, _, function = description["model"].partition(SEPARATOR)
-        names = plugins.imported()  # of modules and files
-        imported = [Path(name).stem if name.endswith(".py") else name for name in names]
+        # Names of modules, and paths of files.
+        imported = [Path(name).name.removesuffix(".py") for name in plugins.imported()]
         if module in imported and not any(part.startswith("_") for part in function.split(".")):
             builder = _find(module, function)
         if not (callable(builder) and getattr(builder, "__module__", None) == module):
@@ -387,9 +387,10 @@ def load(
             model = build_model(description, torch.Generator(), builder)
             check_fit(shapes, model)
         tensors, _ = load_tensors(path)
-        state = {}  # in the types and the order of the tensors of the model
-        for name, tensor in model.state_dict().items():
-            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+        state = {  # in the types and the order of the tensors of the model
+            name: torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+            for name, tensor in model.state_dict().items()
+        }
         model.load_state_dict(state, assign=True)
         check_numbers(model.state_dict())
     except RunError:

@@ -46,9 +46,8 @@ class FeaturePreprocess(Preprocess, kind="features"):
 
 def _key(model: Any, images: Dataset) -> str:
     """A name for the features that this backbone gives of these images."""
-    state = {name: x.cpu().contiguous() for name, x in model.backbone.state_dict().items()}
-    inputs = identities(images)["inputs"].contiguous()
-    checksums = [checksum(state), checksum({"images": inputs})]
+    state = {name: x.cpu() for name, x in model.backbone.state_dict().items()}
+    checksums = [checksum(state), checksum({"images": identities(images)["inputs"]})]
     text = f"{checksums} {model.backbone} {model.feature_shape} {model.image_shape}"
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
@@ -108,22 +107,20 @@ def without_augmentation(config: TrainConfig) -> TrainConfig:
     return config.updated(**switches)
 
 
-def stored_features(
-    model: Any, images: Dataset, verbose: bool, folder: Path | None = None
-) -> Dataset:
+def stored_features(model: Any, images: Dataset, verbose: bool) -> Dataset:
     """A set with features in place of images, computed where they are missing.
 
     Args:
         model: with a frozen backbone, whose specification declares `features`.
         images: to train on, or to validate with, in memory or on disk.
-        verbose: say on stderr what is computed, and where it is kept.
-        folder: of the file; by default `features` in the cache folder.
+        verbose: say on stderr what is computed, and where it is kept: `features` in the cache
+            folder.
 
     Raises:
         TrainingError: the file cannot be made, or is damaged; or the disk is full.
         ArgumentError: features that are not finite in half precision.
     """
-    folder = default_cache_dir() / "features" if folder is None else folder
+    folder = default_cache_dir() / "features"
     make_folder(folder)
     path = folder / f"{_key(model, images)}.npy"
     with main_first(), FileLock(path.with_suffix(".lock")):

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line, read_text
-from torchcaps.types import Json, Tensors
+from torchcaps.types import Json, StrPath, Tensors
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
@@ -61,9 +61,9 @@ def atomic(path: Path, previous: Path | None = None) -> Iterator[Path]:
             os.replace(path, previous)
         move(partial, path)
     except OSError as error:
-        reason = error.strerror or str(error)
         raise TrainingError(
-            f"{path}: cannot be written ({reason}); what was there before is unchanged"
+            f"{path}: cannot be written ({error.strerror or error}); "
+            "what was there before is unchanged"
         ) from error
     finally:
         rmtree(partial, ignore_errors=True)
@@ -97,11 +97,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
+def reading(path: StrPath, kind: str, advice: str = "") -> Iterator[None]:
     """Raise RunError for a file whose reading fails.
 
     Args:
-        path: of the file.
+        path: of the file, or its name.
         kind: what it should be, in words.
         advice: end of the sentence.
     """
@@ -109,9 +109,12 @@ def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
         yield
     except RunError:
         raise
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
-        is_deep = isinstance(error, RecursionError)
-        reason = "it is nested too deep" if is_deep else one_line(str(error))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        reason = "it is nested too deep"
+        if isinstance(error, KeyError):
+            reason = f"the entry {error} is missing"
+        elif not isinstance(error, RecursionError):
+            reason = one_line(str(error))
         raise RunError(f"{path}: is no readable {kind} ({reason}){advice}") from error
 
 
@@ -193,9 +196,8 @@ def save_tensors(
         storages.add(storage)
     content = {"format": FORMAT, **description}
     content["crc32"] = checksum(copies, content)
-    metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
     try:
-        file_bytes = serialize(copies, metadata)
+        file_bytes = serialize(copies, {METADATA_KEY: json.dumps(content, sort_keys=True)})
     except (SafetensorError, ValueError, KeyError) as error:
         raise TrainingError(f"{path}: cannot be written ({one_line(str(error))})") from error
     with atomic(path, previous) as partial:
@@ -226,8 +228,7 @@ def read_header(path: Path) -> tuple[Tensors, Json]:
     with _opened(path) as (file, content):
         for name in file.keys():  # noqa: SIM118
             part = file.get_slice(name)
-            is_floating = part.get_dtype().startswith(("F", "BF"))
-            dtype = torch.float32 if is_floating else torch.int64
+            dtype = torch.float32 if "F" in part.get_dtype() else torch.int64
             tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
         return tensors, content
 
@@ -262,7 +263,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
 def checksum(tensors: Tensors, content: Json | None = None) -> int:
     """CRC-32 of tensors and of `content`, which is JSON-ready.
 
-    Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.
+    Names, types, sizes and bytes of the tensors count; they are on the CPU.
     """
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):

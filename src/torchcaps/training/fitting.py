@@ -17,14 +17,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps import training
-from torchcaps.data import Dataset, few_labels, match_classes
+from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, counted
@@ -42,12 +41,11 @@ from torchcaps.training.callbacks import (
 from torchcaps.training.device import (
     memory_errors,
     resolve_device,
-    resolve_precision,
     training_threads,
 )
 from torchcaps.training.inputs import Data, as_set, expected_target, is_loader
 from torchcaps.training.loop import Row, Trainer
-from torchcaps.training.sampling import DatasetBatches, cropped, split
+from torchcaps.training.sampling import DatasetBatches, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
     Names,
@@ -173,7 +171,7 @@ def fit(
         late += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
         watchers = [SecondStart(), *watchers, *late]
         trainer = Trainer(task, config, batches, val_images, watchers)
-        summary = training_summary(task, config, images.name, (len(images), len(val_images)))
+        summary = training_summary(trainer)
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
         for sentence in sentences:
             trainer.note(sentence)
@@ -206,7 +204,13 @@ def _fit_data(
     model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
 ) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
-    target = expected_target(model, config.task.name)
+
+    def read_validation(target: str | None, classes: Names) -> Dataset | None:
+        if validation is None:
+            return None
+        images = _read_set(validation, None, model, config, target, classes)
+        return match_classes(images, classes)
+
     if is_loader(data):
         if labels is not None:
             raise ArgumentError(
@@ -215,22 +219,12 @@ def _fit_data(
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
-        read = partial(_read_set, validation, None, model, config)
-        read_validation = None if validation is None else read
         images, val_images, notes = loader_data(data, read_validation, config, model)
-        return config, images, cropped(val_images, config.data.crop), notes
-    images = _read_set(data, labels, model, config, target)
-    notes = list(images.notes)
-    if validation is None:
-        images, val_images = split(images, config)
     else:
-        target = next(iter(images.targets), None)
-        val_images = _read_set(validation, None, model, config, target, images.classes)
-        val_images = cropped(match_classes(val_images, images.classes), config.data.crop)
-        per_class = config.data.per_class
-        if per_class is not None:
-            rows = few_labels(images.labels, per_class, config.training.seed)
-            images = images.subset(rows)
+        images = _read_set(data, labels, model, config, expected_target(model, config.task.name))
+        val_images = read_validation(next(iter(images.targets), None), images.classes)
+        notes = list(images.notes)
+    images, val_images = split(images, config, val_images)
     return config, images, val_images, notes
 
 
@@ -308,17 +302,15 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
     task.transforms.append(apply)
 
 
-def training_summary(
-    task: Task, config: TrainConfig, data: str, num_images: tuple[int, int]
-) -> str:
+def training_summary(trainer: Trainer) -> str:
     """`training capsnet on digits: 5,400 images, 600 held out; task classify by the targets: ...`.
 
     Args:
-        task: around the model.
-        config: complete.
-        data: name of the data set.
-        num_images: to train on, and to choose the epoch by.
+        trainer: of the training.
     """
+    task = trainer.task
+    config = trainer.config
+    images = trainer.batches.images
     device = device_of(task.model)
     model = model_metadata(task.model).name or type(task.model).__name__
     optimizer = config.optimizer
@@ -332,10 +324,11 @@ def training_summary(
     follows = config.origins.get("task") == "model" and task.targets
     reason = f" by the targets: {task.data}" if follows else ""
     return (
-        f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out; "
+        f"training {model} on {images.name}: {len(images):,} images, "
+        f"{len(trainer.val_images):,} held out; "
         f"task {task.name}{reason}; "
         f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}; "
         f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}; "
-        f"{resolve_precision(config.training.precision, device)} on {device}{threads}; "
+        f"{trainer.updater.precision} on {device}{threads}; "
         f"augmentation: {', '.join(amounts) or 'none'}"
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.data import Dataset
 from torchcaps.data.files import identities
 from torchcaps.distributed import current, main_first
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TrainingError, check_range
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training.calibration import calibration_of
@@ -95,15 +95,13 @@ class RunFolder(Callback):
         self.resumed = resumed
         self.is_main = current().is_main
         self.stack = ExitStack()
-        self.saved_step = -1
         self.end: BaseException | None = None
-        self.fingerprint: Json = {}
         threads = run.environment.get("threads")
         if resumed is not None and threads is not None:
             self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
         tensors: Tensors = {}
         for split, images in (("train", train_images), ("held out", val_images)):
-            tensors |= {f"{split} {name}": x.contiguous() for name, x in identities(images).items()}
+            tensors |= {f"{split} {name}": x for name, x in identities(images).items()}
         self.checksum = checksum(tensors)
 
     def on_start(self, trainer: Trainer) -> None:
@@ -172,9 +170,8 @@ class RunFolder(Callback):
                 calibration = trainer.calibration = calibration_of(task, trainer.val_images)
                 if calibration is not None:
                     write_json(self.run.path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
-                    tensors, description = load_tensors(self.run.model_path)
-                    description["calibration"] = calibration
-                    save_tensors(self.run.model_path, tensors, description)
+                    description = self.description | {"calibration": calibration}
+                    save_tensors(self.run.model_path, model.state_dict(), description)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
@@ -273,10 +270,9 @@ def hold(run: Run, config: TrainConfig, is_new: bool = True) -> Iterator[None]:
             facts = {} if is_new else run.environment
             if facts.get("threads") is None:
                 write_json(run.path / ENVIRONMENT_FILE, environment() | facts)
-            is_changed = not is_new and config != run.config
-            if is_changed:
-                (run.path / EVALUATION_FILE).unlink(missing_ok=True)
-            if is_new or is_changed:
+            if is_new or config != run.config:
+                if not is_new:
+                    (run.path / EVALUATION_FILE).unlink(missing_ok=True)
                 # The configuration comes last: it makes the folder a run.
                 write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
             yield
@@ -352,18 +348,17 @@ def save_state(run: Run, trainer: Trainer, fingerprint: Json) -> None:
     updater = trainer.updater
     check_finite(trainer.model, run.checkpoint_path)
     weights = trainer.model.state_dict()
-    if updater.average is not None and updater.average.trained:  # the model has the averaged ones
-        weights = updater.average.trained
-    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    tensors: Tensors = {}
     if updater.average is not None:
-        tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
+        weights = updater.average.trained or weights  # where the model has the averaged ones
+        tensors = {f"average.{name}": x for name, x in updater.average.weights.items()}
+    tensors |= {f"model.{name}": x for name, x in weights.items()}
     for index, entries in updater.optimizer.state_dict()["state"].items():
         for name, entry in entries.items():
             if isinstance(entry, Tensor):
                 tensors[f"optimizer.{index}.{name}"] = entry
     description = {"fingerprint": fingerprint, "state": asdict(trainer.state)}
-    previous = run.previous_checkpoint_path
-    save_tensors(run.checkpoint_path, tensors, description, previous=previous)
+    save_tensors(run.checkpoint_path, tensors, description, previous=run.previous_checkpoint_path)
 
 
 def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
@@ -399,9 +394,7 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
                         f"{value} now"
                     )
             state = TrainingState(**description["state"])
-            if not 0 <= state.step <= trainer.total_steps:
-                expected = f"expected 0 to {trainer.total_steps}"
-                raise ValueError(f"step: {expected}, got {state.step}")
+            check_range("step", state.step, low=0, high=trainer.total_steps)
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -409,9 +402,9 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
             raise RunError(f"{file}: is not the state of this training ({reason})") from error
         if file != path:
             move(file, path)  # else the next state would put the damaged file in its place
-            fault = faults[0] if faults else f"{path}: is missing"
+            faults = faults or [f"{path}: is missing"]
             trainer.messages.append(
-                f"warning: {fault}; going on from the checkpoint before it, of step {state.step}"
+                f"warning: {faults[0]}; going on from the checkpoint before it, of step {state.step}"
             )
         return state
     if faults:

@@ -58,7 +58,7 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
         raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
     try:
         name, num_classes, channels, side, options = layout.describe(sizes)
-        preprocess = Preprocess(img_size=(side, side), in_chans=channels)
+        preprocess = Preprocess((side, side), channels)
         classes = tuple(map(str, range(num_classes)))
         description = describe_model(name, options, classes, preprocess)
         with torch.device("meta"):
@@ -73,8 +73,9 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
             parts.setdefault(entry.target, []).append(_rearrange(tensor, entry.turn, sizes))
         for target, members in parts.items():
             # Of several convolutions, each makes one dimension of every type's capsule.
-            is_stacked = len(members) > 1
-            state[target] = torch.stack(members, dim=1).flatten(0, 1) if is_stacked else members[0]
+            state[target] = members[0]
+            if len(members) > 1:
+                state[target] = torch.stack(members, dim=1).flatten(0, 1)
         check_fit(state, model)
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:
@@ -97,7 +98,7 @@ def _read(path: Path) -> Tensors:
                 timeout=SECONDS,
             )
     except (OSError, IsolatedError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", error)
         raise RunError(f"{path}: cannot be read ({reason})") from error
     if isinstance(arrays, str):  # what is wrong with the file
         raise RunError(f"{path}: {arrays}")

@@ -1,7 +1,6 @@
 """What a person has, as a data set: arrays of any usual layout, pictures, paths, labels, loaders."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +97,11 @@ def as_set(
         if isinstance(data, Dataset):
             return data
         if isinstance(data, StrPath):
-            img_size = model_size(model, "img_size")
             return load_dataset(
-                data, "train", img_size=img_size, in_chans=model_size(model, "in_chans")
+                data,
+                "train",
+                img_size=model_size(model, "img_size"),
+                in_chans=model_size(model, "in_chans"),
             )
         if is_loader(data):
             return read_loader(data, classes, target)
@@ -122,11 +123,10 @@ def as_set(
     pixels = image_tensor(images, model)
     num_classes = model_size(model, "num_classes")
     read = read_targets(labels, classes, num_classes=num_classes, target=target)
-    images = make_set(pixels, read.tensors, read.classes)
     if sizes is None:
-        return images
-    targets = {**images.targets, "size": sizes}
-    return replace(images, targets=targets, preprocess=OwnSizePreprocess)
+        return make_set(pixels, read.tensors, read.classes)
+    targets = {**read.tensors, "size": sizes}
+    return Dataset(pixels, targets, read.classes, NAME, preprocess=OwnSizePreprocess)
 
 
 def _is_ragged(rows: Any) -> bool:

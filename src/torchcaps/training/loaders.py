@@ -18,7 +18,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
+from torchcaps.data import Batch, Dataset, DiskDataset
 from torchcaps.data.classes import first_labels, stratified_split
 from torchcaps.data.dataset import select_rows, set_labels
 from torchcaps.data.files import EncodedImages
@@ -84,17 +84,17 @@ class Samples(EncodedImages):
 
 
 def loader_data(
-    data: Any, validation: Callable[..., Dataset] | None, config: TrainConfig, model: Any
+    data: Any, validation: Callable[..., Dataset | None], config: TrainConfig, model: Any
 ) -> tuple[Dataset, Dataset, list[str]]:
     """Prepare a data set or a loader of the caller.
 
-    A part is held out by class unless `validation` is given. Of a loader with a sampler of its own
-    no part can be held out: the epoch is then chosen by training samples.
+    A part is held out by class unless `validation` gives images. Of a loader with a sampler of its
+    own no part can be held out: the epoch is then chosen by training samples.
 
     Args:
         data: a map-style `Dataset`, or a `DataLoader` of one, whose order and workers are kept.
         validation: reads the images to choose the epoch by, for the name of a target and those of
-            its classes; None holds a part out.
+            its classes; None of them holds a part out.
         config: has the seed and the part to hold out.
         model: whose number of classes counts, if it declares one.
 
@@ -120,7 +120,8 @@ def loader_data(
     )
     rows = torch.arange(len(dataset))
     notes = []
-    if validation is None:
+    val_images = validation(next(iter(targets)), classes)
+    if val_images is None:
         labels = set_labels(targets, len(rows), len(classes))
         train_rows, val_rows = stratified_split(
             first_labels(labels), holdout_amount(config), config.training.seed
@@ -139,12 +140,12 @@ def loader_data(
             )
         part = _part_loader(data, val_rows, batch_size=BATCH_SIZE)
         val_images = read_loader(part, classes, forms=forms)
-    else:
-        val_images = match_classes(validation(next(iter(targets)), classes), classes)
     channels, height, width = val_images.inputs.shape[1:]
-    size = (height, width)
+    samples = Samples(
+        rows.numpy(), channels, (height, width), is_resized=False, dataset=dataset, forms=forms
+    )
     images = DiskDataset(
-        Samples(rows.numpy(), channels, size, is_resized=False, dataset=dataset, forms=forms),
+        samples,
         select_rows(targets, rows),
         classes,
         type(dataset).__name__,
@@ -165,9 +166,9 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
     for name in decided:
         setting = config.flat()[name]
         if setting not in (known_settings()[name].default, getattr(data, name, None)):
-            kind = type(data).__name__
             raise ArgumentError(
-                name, f"expected none beside a {kind}, which decides it, got {setting}"
+                name,
+                f"expected none beside a {type(data).__name__}, which decides it, got {setting}",
             )
     if not isinstance(data, DataLoader):
         return config
@@ -229,8 +230,9 @@ class LoaderBatches(DatasetBatches):
         if not isinstance(data, DataLoader):
             order = torch.from_numpy(samples.files)
             order = order[epoch_permutation(config, epoch, self.images.labels)]
-            batch_size = config.training.batch_size or 1
-            batches = split_batches(order, batch_size, self.task.spec.smallest_batch)
+            batches = split_batches(
+                order, config.training.batch_size or 1, self.task.spec.smallest_batch
+            )
             return DataLoader(
                 data,
                 batch_sampler=[batch.tolist() for batch in batches],

@@ -130,9 +130,11 @@ class Trainer:
         self.updater = Updater(task, config, self.ranks)
         device = self.updater.device
         # A number that the host reads makes it wait for a GPU.
-        prompt = [callback for callback in callbacks if not callback.is_late]
-        has_prompt = any(type(watcher).on_step is not Callback.on_step for watcher in prompt)
-        self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or has_prompt
+        is_asked = any(
+            not callback.is_late and type(callback).on_step is not Callback.on_step
+            for callback in callbacks
+        )
+        self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or is_asked
         self._queue = LossQueue()
         self.state = TrainingState()
         self.losses: Tensors = {}
@@ -211,8 +213,11 @@ class Trainer:
         for item in self.batches.epoch(epoch, num_steps_done):
             self.step(item)
             num_samples += self.ranks.shard_size(len(item.indices))
-            is_epoch_end = state.step % self.steps_per_epoch == 0
-            if self.reads_each_step or is_epoch_end or is_due(self):
+            step = state.step
+            is_epoch_end = step % self.steps_per_epoch == 0
+            every = self.config.training.checkpoint_every
+            is_due = step in (1, self.probe_step) or step % LOG_INTERVAL == 0 or step % every == 0
+            if self.reads_each_step or is_epoch_end or is_due:
                 self._queue.report(self)
             if self.state is not state:
                 return
@@ -236,8 +241,9 @@ class Trainer:
         """
         state = self.state
         updater = self.updater
-        restarts = self.task.lr_restarts
-        factor = learning_rate_factor(self.config, state.step, self.total_steps, restarts)
+        factor = learning_rate_factor(
+            self.config, state.step, self.total_steps, self.task.lr_restarts
+        )
         rates = learning_rates(updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
@@ -321,13 +327,6 @@ class LossQueue:
         self.rows.clear()
 
 
-def is_due(trainer: Trainer) -> bool:
-    """Whether callbacks are told of the steps so far, though the epoch goes on."""
-    step = trainer.state.step
-    intervals = (LOG_INTERVAL, trainer.config.training.checkpoint_every)
-    return step in (1, trainer.probe_step) or any(step % every == 0 for every in intervals)
-
-
 def end_epoch(trainer: Trainer, num_samples: int, seconds: float) -> None:
     """Make the row of an epoch, and tell the callbacks of it. Its sums of losses begin anew.
 
@@ -398,8 +397,9 @@ def check_number(number: float, name: str, step: int, checkpoint: Path | None) -
             f"the first {name} was already {number}, before any update; "
             "look at the images, the augmentations and the options of the model"
         )
-    hint = recovery_hint(checkpoint)
-    raise TrainingError(f"the {name} became {number} after step {step}; {hint}")
+    raise TrainingError(
+        f"the {name} became {number} after step {step}; {recovery_hint(checkpoint)}"
+    )
 
 
 def check_finite(model: nn.Module, checkpoint: Path | None) -> None:

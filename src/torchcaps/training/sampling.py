@@ -11,6 +11,7 @@ different purposes has different *streams* of random numbers, whose names go int
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,6 @@ from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
 from torchcaps.transfer import device_of, to_device
-from torchcaps.types import Tensors
 
 if TYPE_CHECKING:
     from torchcaps.tasks import Task
@@ -82,8 +82,9 @@ class DatasetBatches:
         if not isinstance(self.images, DiskDataset):
             yield from map(Rows, index_batches)
             return
+        targets = select_targets(self.images, self.task.targets)
         shard = current().padded_shard
-        yield from self.images.batches(index_batches, self._targets(), shard=shard)
+        yield from self.images.batches(index_batches, targets, shard=shard)
 
     def seed(self, step: int) -> None:
         """Let the next `load` draw the items of a step, which counts from 0."""
@@ -99,12 +100,9 @@ class DatasetBatches:
         if isinstance(item, Batch):
             return tree_map_only(Tensor, lambda tensor: to_device(tensor, device), item)
         rows = to_device(item.indices, self.images.inputs.device)
-        [batch] = self.images.batches([rows], self._targets(), [self.generator])
+        targets = select_targets(self.images, self.task.targets)
+        [batch] = self.images.batches([rows], targets, [self.generator])
         return batch.to(device)
-
-    def _targets(self) -> Tensors:
-        """The targets of the set that the task needs."""
-        return select_targets(self.images, self.task.targets)
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""
@@ -152,7 +150,7 @@ def repeated_permutation(size: int, count: int, generator: Generator) -> Tensor:
     return torch.cat(permutations)[:count]
 
 
-def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Tensor]:
+def split_batches(order: Tensor, batch_size: int, smallest: int) -> list[Tensor]:
     """Divide the images of an epoch into batches.
 
     Args:
@@ -206,8 +204,8 @@ def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dat
     folds = stratified_folds(
         first_labels(images.labels), settings.folds, config.training.seed, groups=images.groups
     )
-    is_in_fold = folds == settings.fold - 1
-    return images.subset((is_in_fold == is_tested).nonzero().flatten())
+    rows = ((folds == settings.fold - 1) == is_tested).nonzero().flatten()
+    return images.subset(rows)
 
 
 def load_images(config: TrainConfig, split: str) -> Dataset:
@@ -245,7 +243,10 @@ def read_images(config: TrainConfig) -> tuple[TrainConfig, Dataset, Dataset]:
         DataError: they cannot be read, or one of the two sets would be empty.
     """
     images = load_images(config, "train")
-    official_val = load_official_val(config)
+    official_val = None
+    if config.data.holdout is None and config.data.folds is None:  # these come first
+        with suppress(MissingSplitError):
+            official_val = load_images(config, "val")
     train_images, val_images = split(images, config, official_val)
     if official_val is None:
         return config.filled({"holdout": DEFAULT_HOLDOUT}), train_images, val_images
@@ -256,21 +257,8 @@ def read_images(config: TrainConfig) -> tuple[TrainConfig, Dataset, Dataset]:
     return config, replace(train_images, notes=(*images.notes, note)), val_images
 
 
-def load_official_val(config: TrainConfig) -> Dataset | None:
-    """The official validation split of the data set of a run; None where images are held out.
-
-    A `holdout` that the run names comes first, and so do folds.
-    """
-    if config.data.holdout is not None or config.data.folds is not None:
-        return None
-    try:
-        return load_images(config, "val")
-    except MissingSplitError:
-        return None
-
-
 def split(
-    images: Dataset, config: TrainConfig, official_val: Dataset | None = None
+    images: Dataset, config: TrainConfig, val_images: Dataset | None = None
 ) -> tuple[Dataset, Dataset]:
     """Images to train on and images to validate with.
 
@@ -281,20 +269,18 @@ def split(
         images: all training images. Those of the fold of the run are left out.
         config: has the seed; `holdout`, a share below 1 or a number of images to validate with;
             `per_class`, the number of images of each class to train on, None for all; and `crop`.
-        official_val: images to validate with, instead of a part of `images`.
+        val_images: images to validate with, instead of a part of `images`.
 
     Raises:
         DataError: one of the two sets would be empty.
     """
     seed = config.training.seed
-    train_images, val_images = images, official_val
     if val_images is None:
-        train_images = select_fold(images, config, is_tested=False)
-        train_images, val_images = train_images.train_val_split(holdout_amount(config), seed)
+        images = select_fold(images, config, is_tested=False)
+        images, val_images = images.train_val_split(holdout_amount(config), seed)
     if config.data.per_class is not None:
-        rows = few_labels(train_images.labels, config.data.per_class, seed)
-        train_images = train_images.subset(rows)
-    return train_images, cropped(val_images, config.data.crop)
+        images = images.subset(few_labels(images.labels, config.data.per_class, seed))
+    return images, cropped(val_images, config.data.crop)
 
 
 def holdout_amount(config: TrainConfig) -> float:

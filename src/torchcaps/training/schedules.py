@@ -4,9 +4,8 @@ Add a schedule here, or anywhere with `register_schedule`; the setting `schedule
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from torchcaps.errors import ArgumentError
@@ -107,20 +106,6 @@ def learning_rates(optimizer: Optimizer, factor: float, scale: float = 1.0) -> l
         peak = group.setdefault("initial_lr", group["lr"])
         rates.append(scale * (peak * factor))
     return rates
-
-
-def set_learning_rates(optimizer: Optimizer, rates: Iterable[float | Tensor]) -> None:
-    """Give every group of parameters its rate, in the memory of the last one where it is a tensor.
-
-    Args:
-        optimizer: of the training.
-        rates: of each group a number, or a tensor without axes on the device.
-    """
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def warmup_steps(total_steps: int) -> int:

@@ -61,12 +61,12 @@ class Tape(TorchDispatchMode):
         is_kept = isinstance(options.get("generator"), Generator)
         for value in tree_leaves(places):
             is_kept |= isinstance(value, Place | Generator)
-        for tensor in as_list(outputs):
+        for tensor in tree_leaves(outputs):
             # What is pinned is on its way to the device.
             is_kept &= isinstance(tensor, Tensor) and tensor.is_cpu and not tensor.is_pinned()
         if is_kept:
             self.operations.append((func, places, options))
-            self.tensors += as_list(outputs)
+            self.tensors += tree_leaves(outputs)
         return outputs
 
     def _place(self, value: Any) -> Any:
@@ -110,10 +110,5 @@ class Tape(TorchDispatchMode):
             return played[value] if isinstance(value, Place) else value
 
         for func, places, options in self.operations:
-            played += as_list(func(*map(find, places), **options))
+            played += tree_leaves(func(*map(find, places), **options))
         return list(map(find, self.sent))
-
-
-def as_list(outputs: Any) -> list[Any]:
-    """The outputs of an operation, which gives one or several."""
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

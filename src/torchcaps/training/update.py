@@ -22,11 +22,10 @@ from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.callbacks import copy_state
-from torchcaps.training.device import AUTOCAST, resolve_precision
+from torchcaps.training.device import resolve_precision
 from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.training.schedules import set_learning_rates
-from torchcaps.transfer import device_of, tape, widen
+from torchcaps.transfer import autocast, device_of, tape, widen
 from torchcaps.types import Tensors
 
 # Attributes for the share that a layer drops: of layers of dropout and torchvision's stochastic
@@ -214,24 +213,18 @@ class Updater:
         part_losses = []
         for number, (part, part_size) in enumerate(parts, start=1):
             # Casts are not cached: torch keeps them for all threads together.
-            autocast = torch.autocast(
-                self.device.type,
-                AUTOCAST.get(self.precision, torch.bfloat16),
-                self.precision in AUTOCAST,
-                cache_enabled=False,
-            )
+            casts = autocast(self.device, self.precision, cache_enabled=False)
             dropout: Any = use_generator(self.dropout) if self.dropout else nullcontext()
             # The ranks exchange the sums of all parts, with the last one.
             is_early = number < len(parts) and self.ranks.world_size > 1
             sync: Any = self.training_step.no_sync() if is_early else nullcontext()
             with sync:
                 # The one row of a rank without samples has no part in sums over the ranks.
-                with dropout, autocast, exclude_padding_rows(part_size):
+                with dropout, casts, exclude_padding_rows(part_size):
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
                 weight = self.ranks.world_size * part_size / batch_size
-                loss = losses["loss"] if weight == 1 else losses["loss"] * weight
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(losses["loss"] * weight).backward()
             # Without the graph of the gradients, which would keep their memory.
             losses = {name: value.detach() for name, value in losses.items()}
             part_losses.append((losses, part_size))
@@ -241,10 +234,15 @@ class Updater:
         """Change the weights by their gradients.
 
         Args:
-            rates: learning rate of each group of parameters.
+            rates: learning rate of each group of parameters; a tensor without axes on the device
+                where the step becomes a graph, whose memory the group keeps.
             share: of the new weights in the average.
         """
-        set_learning_rates(self.optimizer, rates)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         clip = self.config.optimizer.clip  # largest norm of the gradient, 0 for any
         if clip:
             self.scaler.unscale_(self.optimizer)
@@ -281,7 +279,7 @@ class Updater:
 
 def _draws(layer: nn.Module) -> bool:
     """Whether a layer draws random numbers in training; one of dropout may begin with a share of 0."""
-    shares = [vars(layer).get(name) for name in DROPPED_SHARES]
+    shares = map(vars(layer).get, DROPPED_SHARES)
     is_random = isinstance(layer, _DropoutNd) or getattr(layer, "draws", False)
     return is_random or any(isinstance(x, float) and x for x in shares)
 
