@@ -73,9 +73,8 @@ def predict_masks(
             row["mask"] = str(output / f"{name}_mask.png")
             row["overlay"] = str(output / f"{name}_overlay.png")
             write_mask(Path(row["mask"]), mask, len(classes))
-            pixels = to_float(image).mul(255).round().clamp(0, 255).to(torch.uint8)
-            overlay = overlaid(pixels.numpy(), mask, len(classes))
-            Image.fromarray(overlay).save(row["overlay"])
+            pixels = to_float(image).mul(255).round().clamp(0, 255).byte()
+            Image.fromarray(overlaid(pixels.numpy(), mask, len(classes))).save(row["overlay"])
         rows.append(row)
     return rows
 
@@ -101,11 +100,12 @@ def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
     if preprocess.crop is None:
         # Whole: probabilities of the resized image are resized back.
         batch = preprocess(image).unsqueeze(0)
-        size = image.shape[1:]
-        probabilities = F.interpolate(predict(batch), size, mode="bilinear", align_corners=False)
+        probabilities = F.interpolate(
+            predict(batch), image.shape[1:], mode="bilinear", align_corners=False
+        )
     else:
         probabilities = predict_tiles(predict, to_float(image), preprocess.crop).unsqueeze(0)
-    return masks_from_probabilities(probabilities)[0].to(torch.uint8)
+    return masks_from_probabilities(probabilities)[0].byte()
 
 
 def predict_tiles(
@@ -158,7 +158,7 @@ def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     num_classes = 1 + probabilities.shape[1]
     shares = F.one_hot(masks, num_classes).flatten(1, 2).float().mean(dim=1)
 
-    pixels = images.mul(255).round().to(torch.uint8).cpu().numpy()
+    pixels = images.mul(255).round().byte().cpu().numpy()
     pictures = [
         torch.from_numpy(overlaid(image, mask, num_classes))
         for image, mask in zip(pixels, masks.numpy(), strict=True)

@@ -157,12 +157,12 @@ class Transform(Task):
         columns = (column.float().cpu() for column in self.model.capsules(images))
         for pose, presence in zip(*columns, strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_CAPSULES].tolist()
-            capsules: list[dict[str, Any]] = [
+            capsules = [
                 {"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()}
                 for k in order
             ]
             rows.append(
-                {"capsule": order[0], "presence": capsules[0]["presence"], "capsules": capsules}
+                {"capsule": order[0], "presence": float(presence.max()), "capsules": capsules}
             )
         return rows
 

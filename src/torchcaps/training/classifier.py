@@ -24,7 +24,6 @@ from torchcaps.types import Json, Tensors
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.preprocessing import LabelEncoder
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -131,12 +130,11 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             weights = _check_sample_weight(sample_weight, rows, ensure_non_negative=True)
             is_used = weights > 0
             rows, labels, weights = rows[is_used], labels[is_used], weights[is_used]
-        encoder = LabelEncoder().fit(labels)
-        self.classes_ = encoder.classes_
+        self.classes_, indices = np.unique(labels, return_inverse=True)
         num_classes = len(self.classes_)
         if num_classes < 2:
             raise ValueError(f"expected labels of 2 or more classes, got {num_classes} class")
-        targets = {"label": torch.from_numpy(encoder.transform(labels)).long()}
+        targets = {"label": torch.from_numpy(indices).long()}
         if weights is not None:
             targets["weight"] = torch.from_numpy(weights / weights.mean()).float()
 
@@ -204,8 +202,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         if self.is_table_:
             return torch.from_numpy(rows).double()[:, :, None, None]
         if self.img_shape is not None and rows.ndim == 2:
-            size = math.prod(self.img_shape)
-            if rows.shape[1] != size:
+            if rows.shape[1] != math.prod(self.img_shape):
                 raise ArgumentError(
                     "img_shape",
                     f"expected a shape of {rows.shape[1]} numbers, got {self.img_shape}",

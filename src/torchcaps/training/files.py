@@ -186,14 +186,10 @@ def save_tensors(
         TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
             written.
     """
-    copies: Tensors = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        copy = tensor.detach().cpu().contiguous()
-        storage = copy.untyped_storage().data_ptr()
-        # Tensors that share memory are stored one by one.
-        copies[name] = copy.clone() if storage in storages else copy
-        storages.add(storage)
+    copies = {  # as tensors that share memory are stored one by one
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
     content = {"format": FORMAT, **description}
     content["crc32"] = checksum(copies, content)
     try:
@@ -210,8 +206,7 @@ def load_tensors(path: Path) -> tuple[Tensors, Json]:
     Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
     """
     with _opened(path) as (file, content):
-        names = list(file.keys())
-        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if content.pop("crc32", None) != checksum(tensors, content):
             raise ValueError("its content does not match its checksum")
         del content["format"]

@@ -137,8 +137,8 @@ def fit(
     """
     check_module(model)
     network = find_network(model)
-    names = [callback for callback in callbacks if isinstance(callback, str)]
-    config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
+    names = [callback for callback in callbacks if isinstance(callback, str)] or None
+    config = (config or TrainConfig()).updated(callbacks=names, **settings)
     for name in ("holdout", "folds", "fold"):
         if validation is not None and settings.get(name) is not None:
             raise ArgumentError(name, "expected none beside images to validate with")
@@ -167,9 +167,10 @@ def fit(
             batches = LoaderBatches(data, images, task, config)
         if config.training.log:
             from torchcaps.training import logs as logs  # registers them
-        late = [BestWeights(), EarlyEnd(), *([ProgressBar()] if verbose else [])]
-        late += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
-        watchers = [SecondStart(), *watchers, *late]
+        watchers = [SecondStart(), *watchers, BestWeights(), EarlyEnd()]
+        if verbose:
+            watchers.append(ProgressBar())
+        watchers += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
         trainer = Trainer(task, config, batches, val_images, watchers)
         summary = training_summary(trainer)
         trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
@@ -293,10 +294,9 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
         raise ArgumentError("transform", f"the task {task.name} changes no images")
 
     def apply(images: Tensor, generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**31, (), generator=generator))
         devices = [images.device] if images.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
             return transform(images)
 
     task.transforms.append(apply)
@@ -321,8 +321,9 @@ def training_summary(trainer: Trainer) -> str:
         for name in augmentation.switches:
             if amount := getattr(config.augmentation, name):
                 amounts.append(name if amount is True else f"{name} {amount:g}")
-    follows = config.origins.get("task") == "model" and task.targets
-    reason = f" by the targets: {task.data}" if follows else ""
+    reason = ""
+    if config.origins.get("task") == "model" and task.targets:
+        reason = f" by the targets: {task.data}"
     return (
         f"training {model} on {images.name}: {len(images):,} images, "
         f"{len(trainer.val_images):,} held out; "

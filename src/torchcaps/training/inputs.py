@@ -47,7 +47,7 @@ def model_size(model: Any, name: str) -> Any:
     return getattr(model, name, None) if declares(model) else None
 
 
-def expected_target(model: Any, task: str = "auto") -> str | None:
+def expected_target(model: Any, task: str) -> str | None:
     """The target that decides how labels are read which may be of two forms; None if any may be.
 
     Args:

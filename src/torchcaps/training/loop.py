@@ -222,7 +222,8 @@ class Trainer:
             if self.state is not state:
                 return
             if is_epoch_end:
-                with self.updater.averaged():
+                average = self.updater.average
+                with average.applied() if average else nullcontext():
                     end_epoch(self, num_samples, time.perf_counter() - start)
             elif self._is_over():
                 self._queue.report(self)
@@ -307,7 +308,7 @@ class LossQueue:
         sums = trainer.state.sums
         table = torch.stack([means for *_, means in self.steps]).cpu().double()
         for (step, lr, num_samples, names, _), means in zip(self.steps, table, strict=True):
-            count = torch.tensor([num_samples], dtype=torch.float64)
+            count = means.new_tensor([num_samples])
             totals = trainer.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             row = {"step": step + 1}
             for name, total in zip(names, totals, strict=True):

@@ -7,7 +7,7 @@ rounding; a batch norm has the statistics of each part.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -176,10 +176,6 @@ class Updater:
         for parameter in self.frozen:
             parameter.requires_grad_(True)
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """A context in which the model has the averaged weights, where there is an average."""
-        return self.average.applied() if self.average else nullcontext()
-
     def compute_gradients(self, batch: Batch, fraction_trained: float | Tensor) -> Tensors:
         """Compute losses and gradients of this rank's samples of a batch.
 
@@ -262,11 +258,10 @@ class Updater:
             num_samples: their number.
             batch_size: number of samples of all ranks together.
         """
-        smallest = self.task.spec.smallest_batch * self.ranks.world_size
         num_parts = min(
             self.config.optimizer.accumulate,
             math.ceil(batch_size / (self.config.training.batch_size or 1)),
-            batch_size // smallest,
+            batch_size // (self.task.spec.smallest_batch * self.ranks.world_size),
         )
         if num_parts <= 1:
             return [(shard, num_samples)]
