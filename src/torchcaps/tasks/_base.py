@@ -299,11 +299,8 @@ def eval_outputs(
                 rows.append(group.indices)
             if progress is not None:
                 progress(int(batch.indices[-1]) + 1, count)
-    outputs = join_outputs(parts)
-    if "size" in images.targets:  # groups of equal sizes are not in the order of the set
-        order = torch.cat(rows).cpu().argsort()
-        outputs = {name: values[order] for name, values in outputs.items()}
-    return {name: ranks.cat(values) for name, values in outputs.items()}
+    order = torch.cat(rows).cpu().argsort()  # groups of equal sizes are not in that of the set
+    return {name: ranks.cat(values[order]) for name, values in join_outputs(parts).items()}
 
 
 def evaluate_task(
@@ -431,7 +428,7 @@ def drawing_error(
 
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
-    indices = torch.arange(min(count, len(images)))
+    indices = torch.arange(len(images))[:count]
     batch = next(images.batches([indices], task.eval_targets(images)))
     return task.augment(batch.to(device_of(task.model)).by_size()[0], Generator())
 

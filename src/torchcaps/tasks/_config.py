@@ -78,8 +78,9 @@ def complete_config(
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss
     if loss not in task.losses:
-        note = f"a loss of yours may need register_loss(task={task.name!r})"
-        raise UnknownNameError("loss", loss, task.losses, note)
+        raise UnknownNameError(
+            "loss", loss, task.losses, f"a loss of yours may need register_loss(task={task.name!r})"
+        )
     if config.task.metrics:
         from torchcaps.tasks.metrics import METRICS
 

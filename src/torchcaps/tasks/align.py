@@ -44,14 +44,7 @@ from torchcaps.functional.points import cross_matrix
 from torchcaps.functional.squash import full_precision
 from torchcaps.models import Aligned
 from torchcaps.registry import Registry
-from torchcaps.tasks._base import (
-    Outputs,
-    Predictions,
-    ReportItem,
-    Task,
-    first_batch,
-    register_task,
-)
+from torchcaps.tasks._base import Outputs, Predictions, ReportItem, Task, first_batch, register_task
 from torchcaps.transfer import evaluating, to_device, widen
 
 # Weights of the six losses.
@@ -142,8 +135,7 @@ class Align(Task):
         # The Chamfer distance is that of the first view alone: the first half of every field.
         first_views = Aligned(*(field[: len(batch.inputs)] for field in aligned))
         terms = capsule_losses(aligned, batch, points) | {"chamfer": self._chamfer(first_views)}
-        weights = LOSSES[self.loss]
-        weighted = [weights[name] * losses for name, losses in terms.items()]
+        weighted = [LOSSES[self.loss][name] * losses for name, losses in terms.items()]
         return {"loss": torch.stack(weighted).sum(dim=0), **terms}
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
@@ -321,11 +313,7 @@ def capsule_losses(aligned: Aligned, batch: Batch, points: Tensor) -> Outputs:
         spread = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
     errors = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
     # Losses of all views, [2 batch].
-    views = {
-        "localization": spread.sum(dim=1),
-        "equilibrium": mass.var(dim=1),
-        "canonical": errors,
-    }
+    views = {"localization": spread.sum(dim=1), "equilibrium": mass.var(dim=1), "canonical": errors}
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
         "invariance": (first_descriptors - second_descriptors).square().mean(dim=(1, 2)),
@@ -394,5 +382,5 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> di
         quaternion = F.normalize(torch.randn(count, views, 4, generator=generator), dim=2)
         cross = cross_matrix(quaternion[..., 1:])
         rotation = torch.eye(3) + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
-    uniform = torch.rand(count, views, dim, generator=generator)
-    return {"rotation": rotation, "shift": MAX_SHIFT * (2 * uniform - 1)}
+    shift = MAX_SHIFT * (2 * torch.rand(count, views, dim, generator=generator) - 1)
+    return {"rotation": rotation, "shift": shift}

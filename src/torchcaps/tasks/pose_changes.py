@@ -80,8 +80,9 @@ class TransformingEvaluation(MetricResult):
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON; None where there is no number."""
-        figures = super().to_dict()
-        return {name: figure if isfinite(figure) else None for name, figure in figures.items()}
+        return {
+            name: figure if isfinite(figure) else None for name, figure in super().to_dict().items()
+        }
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:

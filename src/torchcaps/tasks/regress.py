@@ -24,14 +24,7 @@ from torchcaps.evaluation import ValueFigures, value_figures
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings
-from torchcaps.tasks._base import (
-    Outputs,
-    Predictions,
-    ReportItem,
-    Task,
-    evenly,
-    register_task,
-)
+from torchcaps.tasks._base import Outputs, Predictions, ReportItem, Task, evenly, register_task
 from torchcaps.transfer import to_device, widen
 from torchcaps.types import model_metadata
 
@@ -214,8 +207,8 @@ class Regress(Task):
     def predict(self, images: Tensor) -> Predictions:
         """The values of each picture, by their names."""
         names = self._facts[0]
-        rows = self._predict_values(images).tolist()
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        values = self._predict_values(images)
+        return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 
 
 def columns(values: Tensor) -> Tensor:

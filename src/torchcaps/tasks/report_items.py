@@ -4,7 +4,7 @@ The module needs matplotlib.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps import viz
 from torchcaps.data import Dataset
@@ -45,7 +45,25 @@ def classified(model: nn.Module, evaluation: Evaluation, images: Dataset) -> lis
     )
     items = [confusions(evaluation), by_class(evaluation), calibrated(evaluation, spec), examples]
     if spec.decoder:
-        items.append(drawings(model, images, evenly(indices, PAIRS)))
+        indices = evenly(indices, PAIRS)
+        pixels = images.float_images(indices)
+        outputs = reconstructions(model, pixels)
+        error = (pixels.cpu() - outputs.images).square().mean()
+        drawings = ReportItem(
+            "reconstructions",
+            "Reconstructions",
+            "What the decoder draws from the pose of the most active capsule alone. Mean squared "
+            f"error per value of a pixel, over the images shown: {error:.4f}.",
+            viz.reconstructions(
+                pixels,
+                outputs.images,
+                images.labels[indices].cpu(),
+                predictions=outputs.predictions,
+                classes=viz.canvas.drawable(images.classes),
+            ),
+            f"{len(indices)} test images above what the decoder draws of them.",
+        )
+        items.append(drawings)
     return items
 
 
@@ -60,8 +78,8 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         true, predicted = divmod(place, len(classes))
         count = int(mistakes[true, predicted])
         if count:
-            share = percent(count / int(counts[true].sum()))
-            rows.append((classes[true], classes[predicted], f"{count:,}", share))
+            share = count / int(counts[true].sum())
+            rows.append((classes[true], classes[predicted], f"{count:,}", percent(share)))
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",
@@ -105,9 +123,7 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         f"Never predicted: {join_names(evaluation.never_predicted) or 'none'}. Of more than "
         f"{MAX_ROWS} classes the least accurate are listed.",
         viz.per_class_bars(
-            accuracies,
-            viz.canvas.drawable(evaluation.classes),
-            [row["count"] for row in per_class],
+            accuracies, viz.canvas.drawable(evaluation.classes), [row["count"] for row in per_class]
         ),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
@@ -135,27 +151,6 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
         viz.calibration(evaluation.to_dict()["calibration"]),
         "Reliability diagrams: accuracy by confidence, over the number of images at each "
         "confidence.",
-    )
-
-
-def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
-    """Test images above what the decoder draws from the pose of the most active capsule alone."""
-    pixels = images.float_images(indices)
-    outputs = reconstructions(model, pixels)
-    error = (pixels.cpu() - outputs.images).square().mean()
-    return ReportItem(
-        "reconstructions",
-        "Reconstructions",
-        "What the decoder draws from the pose of the most active capsule alone. Mean squared error "
-        f"per value of a pixel, over the images shown: {error:.4f}.",
-        viz.reconstructions(
-            pixels,
-            outputs.images,
-            images.labels[indices].cpu(),
-            predictions=outputs.predictions,
-            classes=viz.canvas.drawable(images.classes),
-        ),
-        f"{len(indices)} test images above what the decoder draws of them.",
     )
 
 

@@ -43,14 +43,7 @@ from torchcaps.evaluation.accuracy.pixels import (
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
-from torchcaps.tasks._base import (
-    BATCH,
-    Outputs,
-    ReportItem,
-    Task,
-    evenly,
-    register_task,
-)
+from torchcaps.tasks._base import BATCH, Outputs, ReportItem, Task, evenly, register_task
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
 from torchcaps.transfer import device_of, evaluating, to_device, widen
 from torchcaps.types import ModelSpec
@@ -266,8 +259,8 @@ class Segment(Task):
         check_shape(
             "model",
             prediction.probabilities,
-            ("batch", "classes without background", "height", "width"),
-            **{"classes without background": len(self.classes) - 1},
+            ("batch", "foreground_classes", "height", "width"),
+            foreground_classes=len(self.classes) - 1,
             height=height,
             width=width,
         )

@@ -87,8 +87,7 @@ class Transform(Task):
         for name in CHANGES:
             if self.model.pose == "translation" and self.ranges[name]:
                 raise ArgumentError(
-                    name,
-                    f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}",
+                    name, f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}"
                 )
         # The other augmentations change an image before two views are made of it.
         image_settings = replace(settings, **dict.fromkeys(self.ranges, 0))
@@ -290,10 +289,7 @@ def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -
 
 
 def _random_views(
-    img_size: Sequence[int],
-    count: int,
-    ranges: Mapping[str, float],
-    generator: Generator,
+    img_size: Sequence[int], count: int, ranges: Mapping[str, float], generator: Generator
 ) -> tuple[Matrices, Matrices]:
     """Matrices of two views of each of `count` images of this (height, width).
 

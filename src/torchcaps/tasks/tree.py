@@ -147,8 +147,7 @@ class Tree(Classify):
         """The loss of a batch, that of each level, and the accuracy of the finest classes."""
         if not self.knows_levels:
             return super().training_step(batch, fraction_trained)
-        labels = batch.targets["label"]
-        paths = self.ancestors[labels]
+        paths = self.ancestors[batch.targets["label"]]
         activations, predicted = self._predict_levels(batch.inputs)
         image_weights = batch_weights(self, batch)
         losses = [
@@ -197,11 +196,43 @@ class Tree(Classify):
         return super().compute_metrics(outputs) | {name: figures[name] for name in EPOCH_METRICS}
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        finest = vars(super().evaluation(outputs, images))
-        return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"])
+        finest = super().evaluation(outputs, images)
+        return TreeEvaluation(**vars(finest), tree=self.tree, paths=outputs["paths"])
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
-        return [*_level_items(evaluation), *super().report_items(evaluation, images)]
+        """A table of the metrics, and the confusions of all levels but the finest come first."""
+        from torchcaps import viz
+
+        figures = evaluation.hierarchy.items()
+        items = [
+            ReportItem(
+                "tree",
+                "The label tree",
+                "Level 1 is the coarsest. Hierarchical accuracy is the harmonic mean of the "
+                "accuracies of the levels. A match is exact when all levels are right, and "
+                "consistent when each class is the parent of the next, right or wrong. Precision, "
+                "recall and F1 compare the predicted classes, with all of their ancestors, with "
+                "the true path.",
+                heads=("Figure", "Share"),
+                rows=tuple((in_words(name), percent(share)) for name, share in figures),
+            )
+        ]
+        levels = zip(
+            evaluation.tree.levels[:-1], evaluation.truth.T, evaluation.paths.T, strict=False
+        )
+        for level, (names, truth, predicted) in enumerate(levels, start=1):
+            size = len(names)
+            counts = (truth * size + predicted).bincount(minlength=size**2).view(size, size)
+            items.append(
+                ReportItem(
+                    f"level-{level}",
+                    f"Groups of level {level}",
+                    "Rows are true groups, columns what they were taken for.",
+                    viz.confusion_matrix(counts, viz.canvas.drawable(names)),
+                    f"Confusion matrix of {size} groups.",
+                )
+            )
+        return items + super().report_items(evaluation, images)
 
     def predict(self, images: Tensor) -> Predictions:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
@@ -289,36 +320,3 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     figures = {f"level_{level}_accuracy": share for level, share in enumerate(accuracies, start=1)}
     figures["hierarchical_accuracy"] = harmonic_mean
     return figures | {name: widen(share).mean().item() for name, share in shares.items()}
-
-
-def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
-    """For a report: a table of the metrics, and the confusions on every level but the finest."""
-    from torchcaps import viz
-
-    figures = evaluation.hierarchy.items()
-    items = [
-        ReportItem(
-            "tree",
-            "The label tree",
-            "Level 1 is the coarsest. Hierarchical accuracy is the harmonic mean of the accuracies "
-            "of the levels. A match is exact when all levels are right, and consistent when each "
-            "class is the parent of the next, right or wrong. Precision, recall and F1 compare the "
-            "predicted classes, with all of their ancestors, with the true path.",
-            heads=("Figure", "Share"),
-            rows=tuple((in_words(name), percent(share)) for name, share in figures),
-        )
-    ]
-    levels = zip(evaluation.tree.levels[:-1], evaluation.truth.T, evaluation.paths.T, strict=False)
-    for level, (names, truth, predicted) in enumerate(levels, start=1):
-        size = len(names)
-        counts = (truth * size + predicted).bincount(minlength=size**2).view(size, size)
-        items.append(
-            ReportItem(
-                f"level-{level}",
-                f"Groups of level {level}",
-                "Rows are true groups, columns what they were taken for.",
-                viz.confusion_matrix(counts, viz.canvas.drawable(names)),
-                f"Confusion matrix of {size} groups.",
-            )
-        )
-    return items

@@ -205,8 +205,7 @@ class Unsupervised(Task):
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """Metrics of test images, by the clusters that the training found."""
-        metrics = self.eval().compute_metrics(outputs)
-        return MetricResult(metrics, len(images), "accuracy_presence")
+        return MetricResult(self.eval().compute_metrics(outputs), len(images), "accuracy_presence")
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""

@@ -97,8 +97,9 @@ def train(
         model = _build_model(config, train_images, device)
         initial = None
         if config.model.init is not None:
-            classes = train_images.classes
-            initial = InitialWeights(model, config.model.init, classes, run.initial_path)
+            initial = InitialWeights(
+                model, config.model.init, train_images.classes, run.initial_path
+            )
             # The folder has these weights, and its configuration their name.
             config = replace(config, model=replace(config.model, init=None))
         folder = RunFolder(run, train_images, val_images, initial, resumed)

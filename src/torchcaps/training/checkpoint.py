@@ -18,13 +18,7 @@ from torch import Tensor, nn
 from torchcaps import plugins
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
-from torchcaps.errors import (
-    ArgumentError,
-    RunError,
-    UnknownNameError,
-    check_range,
-    one_line,
-)
+from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_range, one_line
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import described_sizes, take_weights
 from torchcaps.models._registry import OptionError as OptionError, construct_model, option_error

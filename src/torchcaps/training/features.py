@@ -58,9 +58,8 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
         TrainingError: it cannot be made or read, or is of another shape.
     """
     try:
-        if not path.exists():
-            return np.lib.format.open_memmap(path, "w+", dtype, shape)
-        table = np.lib.format.open_memmap(path, "r+")
+        mode = "r+" if path.exists() else "w+"
+        table = np.lib.format.open_memmap(path, mode, dtype, shape)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: is no readable file of features ({error})") from error
     if table.shape != shape or table.dtype != dtype:
@@ -81,8 +80,13 @@ def feature_set(features: Tensor, labels: Any, in_features: int) -> Dataset:
     """
     check_features(features, in_features)
     targets = read_targets(labels)
-    maps = as_map(features).movedim(-1, 1)
-    return Dataset(maps, targets.tensors, targets.classes, "features", preprocess=FeaturePreprocess)
+    return Dataset(
+        as_map(features).movedim(-1, 1),
+        targets.tensors,
+        targets.classes,
+        "features",
+        preprocess=FeaturePreprocess,
+    )
 
 
 def without_augmentation(config: TrainConfig) -> TrainConfig:

@@ -166,11 +166,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def save_tensors(
-    path: Path,
-    tensors: Tensors,
-    description: Json,
-    *,
-    previous: Path | None = None,
+    path: Path, tensors: Tensors, description: Json, *, previous: Path | None = None
 ) -> None:
     """Write tensors and a JSON-ready description as one file, by `atomic`.
 

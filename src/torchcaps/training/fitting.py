@@ -38,11 +38,7 @@ from torchcaps.training.callbacks import (
     ProgressBar,
     SecondStart,
 )
-from torchcaps.training.device import (
-    memory_errors,
-    resolve_device,
-    training_threads,
-)
+from torchcaps.training.device import memory_errors, resolve_device, training_threads
 from torchcaps.training.inputs import Data, as_set, expected_target, is_loader
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import DatasetBatches, split
@@ -56,6 +52,7 @@ from torchcaps.types import (
     set_model_metadata,
     unwrap,
 )
+from torchcaps.words import join_names
 
 
 class Fitted(NamedTuple):
@@ -172,8 +169,9 @@ def fit(
             watchers.append(ProgressBar())
         watchers += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
         trainer = Trainer(task, config, batches, val_images, watchers)
-        summary = training_summary(trainer)
-        trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
+        trainer.messages += filter(
+            None, [training_summary(trainer), *notes, choice, task.score_reason]
+        )
         for sentence in sentences:
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
@@ -188,8 +186,7 @@ def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     calibration = trainer.calibration
     if trainer.checkpoint is None:  # a run folder makes that of a finished training alone
         calibration = training.calibration.calibration_of(task, trainer.val_images)
-    network = find_network(model)
-    img_size = network.img_size if "size" in images.targets else images.img_size
+    img_size = task.model.img_size if "size" in images.targets else images.img_size
     preprocess = training.calibration.preprocessing(images, trainer.config.data.crop)
     set_model_metadata(
         model,
@@ -206,11 +203,17 @@ def _fit_data(
 ) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
 
+    def read_set(data: Any, labels: Any, target: str | None, classes: Names = ()) -> Dataset:
+        """Arrays have the size of the settings, a set has its own."""
+        images = as_set(data, labels, model, target=target, classes=classes)
+        if "size" in images.targets and current().world_size > 1:
+            raise ArgumentError("data", "expected images of one size for several processes")
+        return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
+
     def read_validation(target: str | None, classes: Names) -> Dataset | None:
         if validation is None:
             return None
-        images = _read_set(validation, None, model, config, target, classes)
-        return match_classes(images, classes)
+        return match_classes(read_set(validation, None, target, classes), classes)
 
     if is_loader(data):
         if labels is not None:
@@ -222,26 +225,11 @@ def _fit_data(
         config = loader_config(data, config)
         images, val_images, notes = loader_data(data, read_validation, config, model)
     else:
-        images = _read_set(data, labels, model, config, expected_target(model, config.task.name))
+        images = read_set(data, labels, expected_target(model, config.task.name))
         val_images = read_validation(next(iter(images.targets), None), images.classes)
         notes = list(images.notes)
     images, val_images = split(images, config, val_images)
     return config, images, val_images, notes
-
-
-def _read_set(
-    data: Any,
-    labels: Any,
-    model: nn.Module,
-    config: TrainConfig,
-    target: str | None,
-    classes: Names = (),
-) -> Dataset:
-    """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
-    images = as_set(data, labels, model, target=target, classes=classes)
-    if "size" in images.targets and current().world_size > 1:
-        raise ArgumentError("data", "expected images of one size for several processes")
-    return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
 @contextmanager
@@ -266,9 +254,15 @@ def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -
     """
     outputs_by_name = check_task(task, images)
     if task.config.task.metrics:
-        from torchcaps.tasks.metrics import missing_outputs
+        from torchcaps.tasks.metrics import METRICS
 
-        yield from missing_outputs(task.config.task.metrics, outputs_by_name)
+        for name in task.config.task.metrics:
+            missing = [need for need in METRICS.fact(name, "needs") if need not in outputs_by_name]
+            if missing:
+                yield (
+                    f"the metric {name} is left out: it needs {join_names(missing)}, and there are "
+                    f"{join_names(list(outputs_by_name))}"
+                )
     if task.model is unwrap(model) is not model:
         yield f"the network within {type(model).__name__} is trained without it"
     if declares(model):

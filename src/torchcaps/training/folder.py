@@ -111,14 +111,16 @@ class RunFolder(Callback):
             trainer.note(self.initial.sentence)
         with main_first():  # the others wait until the folder is held
             if self.is_main:
-                is_new = self.resumed is None
-                self.stack.enter_context(hold(self.run, self.resumed or config, is_new))
+                held = hold(self.run, self.resumed or config, self.resumed is None)
+                self.stack.enter_context(held)
                 # That of an older model, where a finished run goes on.
                 (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
         self.description = describe(trainer.model) | {"task": trainer.task.name}
         # Properties that must be the same when the run is resumed, by name.
-        threads = self.run.environment.get("threads")
-        self.fingerprint = config.flat() | {"threads": threads, DATA: self.checksum}
+        self.fingerprint = config.flat() | {
+            "threads": self.run.environment.get("threads"),
+            DATA: self.checksum,
+        }
         for name in RESUME_OVERRIDES:
             del self.fingerprint[name]
         trainer.checkpoint = self.run.checkpoint_path
@@ -296,8 +298,8 @@ def _check_empty(run: Run) -> None:
             f"{run.path}: there is a run here already; "
             "continue it with --resume, or name another --output"
         )
-    obstacles: list[Path] = [run.metrics_path, run.model_path]
-    obstacles += sorted(run.checkpoint_path.parent.glob("*.safetensors"))
+    states = sorted(run.checkpoint_path.parent.glob("*.safetensors"))
+    obstacles = [run.metrics_path, run.model_path, *states]
     if "torchcaps" not in run.environment:  # else it is of a start that was killed
         obstacles.append(run.path / ENVIRONMENT_FILE)
     for file in obstacles:
@@ -322,7 +324,7 @@ def truncate_metrics(run: Run, step: int) -> None:
 
     Raises RunError or TrainingError if the metrics cannot be read or written.
     """
-    rows = [row for row in run.rows if row["step"] <= step]
+    rows = [json.dumps(row) + "\n" for row in run.rows if row["step"] <= step]
     leftovers = list(run.checkpoint_path.parent.glob(".*.partial"))
     # Other files may be in the work of another process, as a report.
     for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, MODEL_FILE):
@@ -331,7 +333,7 @@ def truncate_metrics(run: Run, step: int) -> None:
         with suppress(OSError):
             leftover.unlink()
     with atomic(run.metrics_path) as partial:
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        partial.write_text("".join(rows), encoding="utf-8")
 
 
 def save_state(run: Run, trainer: Trainer, fingerprint: Json) -> None:
@@ -398,8 +400,9 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise RunError(f"{file}: is not the state of this training ({reason})") from error
+            raise RunError(
+                f"{file}: is not the state of this training ({str(error).splitlines()[-1].strip()})"
+            ) from error
         if file != path:
             move(file, path)  # else the next state would put the damaged file in its place
             faults = faults or [f"{path}: is missing"]
@@ -432,5 +435,4 @@ def _restore(tensors: Tensors, updater: Updater) -> None:
     updater.task.model.load_state_dict(states["model"])
     if updater.average is not None:
         updater.average.load(states["average"])
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})

@@ -14,12 +14,7 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import RunError, TorchcapsError, check_regular
 from torchcaps.isolated import IsolatedError, call_isolated
 from torchcaps.models.published import LAYOUTS, Layout, Sizes
-from torchcaps.training.checkpoint import (
-    build_model,
-    check_fit,
-    check_numbers,
-    describe_model,
-)
+from torchcaps.training.checkpoint import build_model, check_fit, check_numbers, describe_model
 from torchcaps.training.files import save_tensors
 from torchcaps.types import StrPath, Tensors
 

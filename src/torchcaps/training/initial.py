@@ -38,11 +38,7 @@ class InitialWeights:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        source: str,
-        classes: Names,
-        copy: Path | None = None,
+        self, model: nn.Module, source: str, classes: Names, copy: Path | None = None
     ) -> None:
         self.source = source
         self.copy = copy

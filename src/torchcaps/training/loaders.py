@@ -9,14 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from torchcaps.data import Batch, Dataset, DiskDataset
 from torchcaps.data.classes import first_labels, stratified_split
@@ -60,7 +53,7 @@ KEPT_OPTIONS = (
 )
 # Settings that a data set of the caller decides, and those that a loader decides.
 DECIDED_BY_SET = ("per_class", "folds", "fold", "img_size")
-DECIDED_BY_LOADER = ("batch_size", "balance", "epoch_size", "workers")
+DECIDED_BY_LOADER = (*DECIDED_BY_SET, "batch_size", "balance", "epoch_size", "workers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +121,7 @@ def loader_data(
         )
         # A part can be held out where the order is that of the samples, or random.
         if not isinstance(data, DataLoader) or (
-            data.batch_size is not None
-            and type(data.batch_sampler) is BatchSampler
+            data.batch_size is not None  # a batch sampler of the caller leaves none
             and type(data.sampler) in (RandomSampler, SequentialSampler)
         ):
             rows = train_rows
@@ -138,8 +130,9 @@ def loader_data(
                 "the epoch is chosen by samples that are trained on, because the loader's sampler "
                 "is its own; give validation=... to choose it by others"
             )
-        part = _part_loader(data, val_rows, batch_size=BATCH_SIZE)
-        val_images = read_loader(part, classes, forms=forms)
+        val_images = read_loader(
+            _part_loader(data, val_rows, batch_size=BATCH_SIZE), classes, forms=forms
+        )
     channels, height, width = val_images.inputs.shape[1:]
     samples = Samples(
         rows.numpy(), channels, (height, width), is_resized=False, dataset=dataset, forms=forms
@@ -160,10 +153,7 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
     Raises:
         ArgumentError: a setting that the loader or the set decides by itself.
     """
-    decided: tuple[str, ...] = DECIDED_BY_SET
-    if isinstance(data, DataLoader):
-        decided += DECIDED_BY_LOADER
-    for name in decided:
+    for name in DECIDED_BY_LOADER if isinstance(data, DataLoader) else DECIDED_BY_SET:
         setting = config.flat()[name]
         if setting not in (known_settings()[name].default, getattr(data, name, None)):
             raise ArgumentError(

@@ -1,7 +1,6 @@
 """A training run on disk, as it is read: configuration, metrics, figures."""
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -64,7 +63,7 @@ class Run:
         self.metrics_path = self.path / METRICS_FILE
 
     def __fspath__(self) -> str:
-        return os.fspath(self.path)
+        return str(self.path)
 
     @classmethod
     def open(cls, path: StrPath) -> "Run":
@@ -142,8 +141,7 @@ class Run:
     @property
     def best_epoch(self) -> int | None:
         """Whose model is kept, counted from 1; None before the first epoch."""
-        best_epochs = [int(row["epoch"]) for row in self.epochs if row["best"]]
-        return best_epochs[-1] if best_epochs else None
+        return next((row["epoch"] for row in reversed(self.epochs) if row["best"]), None)
 
     @property
     def seconds(self) -> float | None:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -26,10 +26,8 @@ from torchcaps.data.files import default_workers
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task
 from torchcaps.transfer import device_of, to_device
-
-if TYPE_CHECKING:
-    from torchcaps.tasks import Task
 
 DEFAULT_HOLDOUT = 0.1  # share of the training images that is held out
 
@@ -61,7 +59,7 @@ class DatasetBatches:
         config: has the seed, and the number of images of an epoch and of a batch.
     """
 
-    def __init__(self, images: Dataset, task: "Task", config: TrainConfig) -> None:
+    def __init__(self, images: Dataset, task: Task, config: TrainConfig) -> None:
         self.images = images
         self.task = task
         self.config = config
@@ -83,8 +81,7 @@ class DatasetBatches:
             yield from map(Rows, index_batches)
             return
         targets = select_targets(self.images, self.task.targets)
-        shard = current().padded_shard
-        yield from self.images.batches(index_batches, targets, shard=shard)
+        yield from self.images.batches(index_batches, targets, shard=current().padded_shard)
 
     def seed(self, step: int) -> None:
         """Let the next `load` draw the items of a step, which counts from 0."""
@@ -176,8 +173,7 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
         stream: name of the stream, such as `BATCH`.
     """
     text = f"{config.training.seed} {stream} {index}"
-    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dataset:

@@ -39,10 +39,7 @@ Example:
 
 
 def learning_rate_factor(
-    config: TrainConfig,
-    step: int,
-    total_steps: int,
-    lr_restarts: Sequence[float] = (0.0,),
+    config: TrainConfig, step: int, total_steps: int, lr_restarts: Sequence[float] = (0.0,)
 ) -> float:
     """Factor of the peak learning rate in step `step`, from 0, of `total_steps`.
 
@@ -66,9 +63,8 @@ def learning_rate_factor(
         config = config.updated(epochs=config.training.extended_at[0])
 
     name = config.schedule.name or "warmup_cosine"
-    schedule = SCHEDULES[name]
     if not SCHEDULES.fact(name, "restarts"):
-        return schedule(step, total_steps, config)
+        lr_restarts = (0.0,)
     # The stage of the training that this step is in.
     end = total_steps
     for share in lr_restarts:
@@ -77,7 +73,7 @@ def learning_rate_factor(
             start = max(start, bound)
         else:
             end = min(end, bound)
-    return schedule(step - start, end - start, config)
+    return SCHEDULES[name](step - start, end - start, config)
 
 
 def part_ends(config: TrainConfig, total_steps: int) -> list[int]:

@@ -134,8 +134,6 @@ class Updater:
         if self.device.type != "cuda" or self.precision != "fp32":
             # Not .to(memory_format=...), which would change capsule weights of four axes too.
             convert_conv2d_weight_memory_format(task, torch.channels_last)
-        # Layers that draw in training: routers say so, others have a share that they drop.
-        self.has_dropout = any(map(_draws, task.modules()))
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
         self.generator = torch.Generator()  # of random changes of images
@@ -155,7 +153,9 @@ class Updater:
     def _make_random_state(self) -> None:
         """Make the scaler of losses, and the generator of dropout and routers, None without any."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self.dropout = torch.Generator(self.device) if self.has_dropout else None
+        # Layers that draw in training: routers say so, others have a share that they drop.
+        has_dropout = any(map(_draws, self.task.modules()))
+        self.dropout = torch.Generator(self.device) if has_dropout else None
 
     def recover(self) -> None:
         """Drop gradients and random state of a step that failed before its update."""
@@ -200,8 +200,7 @@ class Updater:
         if self.ranks.world_size > 1:
             # All ranks take part in a step: one without samples gets one that does not count.
             shard = take_rows(shard, self.ranks.padded_shard(batch_size))
-        num_samples = self.ranks.shard_size(batch_size)
-        parts = self._split(shard, num_samples, batch_size)
+        parts = self._split(shard, batch_size)
         if "size" in batch.targets:
             parts = [(group, len(group.indices)) for group in shards]
 
@@ -248,16 +247,16 @@ class Updater:
         if self.average is not None:
             self.average.update(share)
 
-    def _split(self, shard: Any, num_samples: int, batch_size: int) -> list[tuple[Any, int]]:
+    def _split(self, shard: Any, batch_size: int) -> list[tuple[Any, int]]:
         """The parts of a shard with their numbers of samples; as many parts on every rank.
 
         There are fewer than `accumulate` in a last batch of few samples.
 
         Args:
             shard: this rank's samples of the batch.
-            num_samples: their number.
             batch_size: number of samples of all ranks together.
         """
+        num_samples = self.ranks.shard_size(batch_size)
         num_parts = min(
             self.config.optimizer.accumulate,
             math.ceil(batch_size / (self.config.training.batch_size or 1)),
