@@ -50,8 +50,6 @@ from torchcaps.training.update import Updater
 from torchcaps.transfer import device_of
 from torchcaps.types import Json, Tensors
 
-DATA = "checksum of images and labels"  # in the fingerprint
-
 
 class Interrupted(Exception):
     """Training was asked to stop: no error, its state is saved and `resume` continues it."""
@@ -119,7 +117,7 @@ class RunFolder(Callback):
         # Properties that must be the same when the run is resumed, by name.
         self.fingerprint = config.flat() | {
             "threads": self.run.environment.get("threads"),
-            DATA: self.checksum,
+            "checksum of images and labels": self.checksum,
         }
         for name in RESUME_OVERRIDES:
             del self.fingerprint[name]

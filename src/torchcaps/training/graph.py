@@ -132,13 +132,14 @@ class StepGraph:
         graph = torch.cuda.CUDAGraph()
         if updater.dropout is not None:
             graph.register_generator_state(updater.dropout)
-        stream = torch.cuda.current_stream()
         expected = zip(values, received, strict=True)
         reason = ""
         try:
             with (
                 Tape((), expected).used(),
-                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+                ),
             ):
                 try:
                     numbers = to_device(values[0], self.device)
