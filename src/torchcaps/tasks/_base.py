@@ -60,7 +60,7 @@ class ReportItem(NamedTuple):
     figure: Figure | None = None
     alt: str = ""
     heads: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+    rows: Sequence[tuple[str, ...]] = ()
 
 
 class Task(nn.Module):
@@ -109,9 +109,8 @@ class Task(nn.Module):
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
-    clip: ClassVar[float] = (
-        1.0  # largest norm of the gradient where the run leaves it open; 0 is any
-    )
+    # Largest norm of the gradient where the run leaves it open; 0 is any.
+    clip: ClassVar[float] = 1.0
     # Shares of a training at which the learning rate starts anew.
     lr_restarts: tuple[float, ...] = (0.0,)
     # In words: the models that the task takes, where not every model will do.
@@ -297,7 +296,7 @@ def eval_outputs(
             for group in batch.to(device).by_size():
                 parts.append(task.eval_step(task.augment(group, Generator())))
                 rows.append(group.indices)
-            if progress is not None:
+            if progress:
                 progress(int(batch.indices[-1]) + 1, count)
     order = torch.cat(rows).cpu().argsort()  # groups of equal sizes are not in that of the set
     return {name: ranks.cat(values[order]) for name, values in join_outputs(parts).items()}

@@ -242,11 +242,11 @@ class Classify(Task):
 
         def image_loss(image_scores: Any, target: Tensor) -> Tensor:
             """The loss of a batch of one image."""
-            batch = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
+            batch: Any = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
             return loss(*batch, fraction_trained, settings)
 
         axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
-        losses = torch.func.vmap(image_loss, in_dims=(axes, 0))(scores, targets)
+        losses = torch.func.vmap(image_loss, (axes, 0))(scores, targets)
         return (weights * losses).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
@@ -257,7 +257,7 @@ class Classify(Task):
         loss = self._compute_loss(scores, targets, fraction_trained, batch_weights(self, batch))
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight:
-            assert scores.capsules is not None
+            assert scores.capsules
             error = self._reconstruction_error(scores.capsules, batch)
             _, channels, *img_size = batch.inputs.shape
             num_values = channels * math.prod(self.spec.draw_size or img_size)

@@ -53,7 +53,7 @@ def collapse_warnings(
     """
     num_classes = activation.shape[1]
     state = collapse_state(activation)
-    if state is not None:
+    if state:
         advice = SATURATED_ADVICE if state == "saturated" else DEAD_ADVICE
         return [f"every class capsule is {state}: {advice}"]
 

@@ -70,10 +70,7 @@ def predict_masks(
         if preprocess.crop is None:
             # Whole: probabilities of the resized image are resized back.
             probabilities = F.interpolate(
-                predict(preprocess(image).unsqueeze(0)),
-                image.shape[1:],
-                mode="bilinear",
-                align_corners=False,
+                predict(preprocess(image).unsqueeze(0)), image.shape[1:], mode="bilinear"
             )
         else:
             probabilities = predict_tiles(predict, to_float(image), preprocess.crop).unsqueeze(0)
@@ -85,7 +82,7 @@ def predict_masks(
             "share": float(shares[label]),
             "shares": dict(zip(classes, shares.tolist(), strict=True)),
         }
-        if output is not None:
+        if output:
             row["mask"] = str(output / f"{name}_mask.png")
             row["overlay"] = str(output / f"{name}_overlay.png")
             write_mask(Path(row["mask"]), mask, len(classes))

@@ -264,7 +264,7 @@ def fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor
         The correlation and the slope, both `[...]`.
     """
     if weight is None:
-        weight = torch.ones(len(x), 1, dtype=x.dtype)
+        weight = x.new_ones(len(x), 1)
     total = weight.sum(dim=0)
     x = x - (x * weight).sum(dim=0) / total
     y = y - (y * weight).sum(dim=0) / total

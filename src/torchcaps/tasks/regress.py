@@ -167,8 +167,6 @@ class Regress(Task):
         points = evenly(torch.arange(len(true)), MAX_POINTS)
         heads, rows = evaluation.table()
         value_names = list(evaluation.per_value)
-        names = viz.canvas.drawable(value_names[:MAX_PANELS])
-        drawn = slice(MAX_PANELS)
         errors = self._standardized(predicted) - self._standardized(true)
         worst = errors.square().mean(dim=1).argsort(descending=True, stable=True)[:MAX_IMAGES]
         mistakes = []
@@ -184,11 +182,13 @@ class Regress(Task):
                 "for predictions as good as the mean. MAE and RMSE are in the units of the values; "
                 "where these differ, read them value by value.",
                 viz.predicted_transformations(
-                    true[points, drawn], predicted[points, drawn], names=names
+                    true[points, :MAX_PANELS],
+                    predicted[points, :MAX_PANELS],
+                    names=viz.canvas.drawable(value_names[:MAX_PANELS]),
                 ),
                 f"Predicted against true values of {len(points):,} test images, a panel a value.",
                 heads,
-                tuple(rows),
+                rows,
             ),
             ReportItem(
                 "errors",
@@ -199,7 +199,7 @@ class Regress(Task):
                 viz.image_rows({"image": images.float_images(worst).cpu()}),
                 f"{len(worst)} test images.",
                 ("Value", "True", "Predicted", "Error"),
-                tuple(mistakes),
+                mistakes,
             ),
         ]
 

@@ -89,7 +89,7 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
         ("True class", "Taken for", "Images", "Of the true class"),
-        tuple(rows),
+        rows,
     )
 
 
@@ -127,7 +127,7 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         ),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
-        tuple(rows),
+        rows,
     )
 
 

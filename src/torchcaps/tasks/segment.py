@@ -317,6 +317,6 @@ class Segment(Task):
                 tiles.masks(pictures.cpu(), masks, predicted, classes=images.classes),
                 "Test images, and the same with true and predicted masks as colors over them.",
                 heads,
-                tuple(rows),
+                rows,
             )
         ]

@@ -127,8 +127,10 @@ class Transform(Task):
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Poses, presences and errors of each pair; see `compare_pairs`."""
-        compared = compare_pairs(self.model, pairs_of(batch))
-        return {name: values.float() for name, values in compared.items()}
+        return {
+            name: values.float()
+            for name, values in compare_pairs(self.model, pairs_of(batch)).items()
+        }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """The error, and the correlation of estimated and true transformations."""
@@ -211,7 +213,7 @@ def _report_items(
             ),
             f"Estimated against true {' and '.join(names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
-            tuple(numbers),
+            numbers,
         ),
         ReportItem(
             "triplets",
@@ -222,7 +224,7 @@ def _report_items(
             "Test images, what the network draws when told a transformation, and the images so "
             "transformed.",
             ("Beside the target", "Mean squared error per pixel"),
-            tuple((words, f"{figures[f'{name}_mse']:.5f}") for words, name in errors.items()),
+            [(words, f"{figures[f'{name}_mse']:.5f}") for words, name in errors.items()],
         ),
         ReportItem(
             "generation",
@@ -268,7 +270,7 @@ def transformed_pairs(
     check_known("pose", pose, Pose)
     ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
     for name, limit in ranges.items():
-        check_range(name, limit, low=0, high=MAX_ZOOM if name == "zoom" else None)
+        check_range(name, limit, 0, MAX_ZOOM if name == "zoom" else None)
     if pose == "translation":
         ranges |= dict.fromkeys(CHANGES, 0.0)
     return _make_pairs(

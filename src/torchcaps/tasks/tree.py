@@ -203,7 +203,6 @@ class Tree(Classify):
         """A table of the metrics, and the confusions of all levels but the finest come first."""
         from torchcaps import viz
 
-        figures = evaluation.hierarchy.items()
         items = [
             ReportItem(
                 "tree",
@@ -214,7 +213,9 @@ class Tree(Classify):
                 "recall and F1 compare the predicted classes, with all of their ancestors, with "
                 "the true path.",
                 heads=("Figure", "Share"),
-                rows=tuple((in_words(name), percent(share)) for name, share in figures),
+                rows=[
+                    (in_words(name), percent(share)) for name, share in evaluation.hierarchy.items()
+                ],
             )
         ]
         levels = zip(
@@ -235,7 +236,7 @@ class Tree(Classify):
         return items + super().report_items(evaluation, images)
 
     def predict(self, images: Tensor) -> Predictions:
-        labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        labels = torch.arange(len(images), device=images.device)  # of which nothing depends
         paths = self.eval_step(Batch(images, {"label": labels}, labels))["paths"].cpu()
         rows = super().predict(images)
         for row, path, consistent in zip(rows, paths, is_consistent(paths, self.tree), strict=True):
@@ -249,9 +250,9 @@ def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
 
     `tree.parents[level][k]` is the parent of class k of the next level.
     """
-    agrees = torch.ones(len(paths), dtype=torch.bool, device=paths.device)
+    agrees = paths.new_ones(len(paths), dtype=torch.bool)
     for level, parents in enumerate(tree.parents):
-        parent_of = torch.tensor(parents, device=paths.device)
+        parent_of = paths.new_tensor(parents)
         agrees &= parent_of[paths[:, level + 1]] == paths[:, level]
     return agrees
 
@@ -303,7 +304,7 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     classes = paths[:, depth:]  # none yet: [n, 0]
     for level in reversed(range(depth)):
         if level < depth - 1:
-            classes = torch.tensor(tree.parents[level], device=paths.device)[classes]
+            classes = paths.new_tensor(tree.parents[level])[classes]
         classes = torch.cat([paths[:, level : level + 1], classes], dim=1)
         num_common += (classes == truth[:, level : level + 1]).any(dim=1)
         # Number of different classes.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
 Losses = dict[str, float]
-SECOND_START = "the training starts again, once, with a tenth of the learning rate"
 
 
 Row = Json  # of the metrics
@@ -124,7 +123,7 @@ class BestWeights(Callback):
         is_best = 0 < self.epoch == trainer.state.best_epoch
         if self.weights and is_best:
             trainer.model.load_state_dict(self.weights)
-        if (trainer.is_stopped or trainer.error) and trainer.checkpoint is None:
+        if (trainer.is_stopped or trainer.error) and not trainer.checkpoint:
             weights = f"epoch {self.epoch}" if is_best else "this step"
             trainer.messages.append(
                 f"stopped after step {trainer.state.step} of {trainer.total_steps}; the weights "
@@ -153,13 +152,16 @@ class SecondStart(Callback):
             return
         # `cat` joins the samples of all ranks.
         cat = trainer.ranks.cat
-        samples = {name: cat(x.detach()) for name, x in trainer.losses.items() if x.dim()}
+        samples = {name: cat(x) for name, x in trainer.losses.items() if x.dim()}
         collapse = trainer.task.detect_collapse(samples) or ""
         if state.step == 1:  # computed before the weights changed
             state.initial_collapse = collapse
         elif collapse not in ("", state.initial_collapse):
             lr = (trainer.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
-            reason = f"{collapse} after step {state.step}; {SECOND_START} ({lr:g})"
+            reason = (
+                f"{collapse} after step {state.step}; the training starts again, once, with a "
+                f"tenth of the learning rate ({lr:g})"
+            )
             trainer.restart(self.weights, RESTART_LR_SCALE, reason)
 
 
@@ -254,7 +256,7 @@ def progress_bar(title: str) -> Progress:
 
 def copy_state(model: torch.nn.Module) -> Tensors:
     """A copy of the state of a model, on its device."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_score: float) -> str:

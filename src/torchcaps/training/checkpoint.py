@@ -112,7 +112,7 @@ def build_model(
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
         with use_generator(generator):
-            if builder is not None:
+            if builder:
                 model = builder(**options)
             else:
                 sizes = described_sizes(description)
@@ -131,7 +131,7 @@ def build_model(
     if not isinstance(model, nn.Module):
         raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
     changes: Json = {}
-    if builder is not None:
+    if builder:
         changes = {"spec": _read_spec(description), "builder": builder, "options": options}
     set_model_metadata(
         model,
@@ -222,7 +222,7 @@ def save(
         raise RunError(f"{path}: is the folder of a run; name another path")
     model = find_network(model)
     metadata = model_metadata(model)
-    if builder is not None:
+    if builder:
         metadata = replace(metadata, builder=builder, options=options or {})
     elif options is not None:
         raise ArgumentError("options", "expected a builder beside them, got none")
@@ -271,7 +271,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     preprocess = metadata.preprocess
     classes = metadata.classes
     builder: Any = metadata.builder
-    if builder is not None:
+    if builder:
         module = getattr(builder, "__module__", None)
         name = getattr(builder, "__qualname__", None)
         if not (module and name and _find(module, name) == builder):
@@ -308,7 +308,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     description = describe_model(name, options, classes, preprocess, task)
     if metadata.targets:
         description["targets"] = metadata.targets
-    if builder is not None and metadata.spec is not None:
+    if builder and metadata.spec:
         description["spec"] = asdict(metadata.spec)
     if metadata.calibration:
         description["calibration"] = dict(metadata.calibration)
@@ -376,7 +376,7 @@ def load(
             with on_meta():  # compared before the tensors or the model take memory
                 model = build_model(description)
             check_fit(shapes, model)
-        if builder is not None or not _is_in_state(model):
+        if builder or not _is_in_state(model):
             # Its weights are replaced below; the caller's generator is untouched.
             model = build_model(description, torch.Generator(), builder)
             check_fit(shapes, model)

@@ -19,7 +19,6 @@ from torchcaps.training.callbacks import Callback, Row, copy_state
 from torchcaps.training.fitting import fit
 from torchcaps.training.inputs import image_tensor
 from torchcaps.training.loop import Trainer
-from torchcaps.transfer import device_of
 from torchcaps.types import Json, Tensors
 
 try:
@@ -163,7 +162,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             verbose=False,
             **(self.settings or {}),
         )
-        if last.weights is not None:
+        if last.weights:
             self.model_.load_state_dict(last.weights)
         if self.is_table_:
             self.model_.double()  # as precise as the rows
@@ -180,8 +179,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         rows = validate_data(self, X, allow_nd=True, reset=False)
-        images = self._images(rows).to(device_of(self.model_))
-        activation = image_activations(self.model_, images).double()
+        activation = image_activations(self.model_, self._images(rows)).double()
         activation += torch.finfo(torch.float32).tiny  # where no class is there, all are as likely
         return (activation / activation.sum(dim=1, keepdim=True)).numpy()
 

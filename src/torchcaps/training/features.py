@@ -121,7 +121,7 @@ def stored_features(model: Any, images: Dataset, verbose: bool) -> Dataset:
     with main_first(), FileLock(path.with_suffix(".lock")):
         table = _open(path, np.float16, (len(images), *model.feature_shape))
         is_done = _open(path.with_suffix(".done.npy"), np.bool_, (len(images),))
-        missing = torch.from_numpy(~is_done).nonzero().flatten()
+        missing = torch.from_numpy(np.flatnonzero(~is_done))
         if verbose:
             print(
                 f"features of the frozen backbone for {len(images):,} images: "

@@ -238,7 +238,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
             raise ValueError(
                 f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
             )
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, "pt") as file:
             content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
             if not isinstance(content, dict):
                 raise RunError(
@@ -259,5 +259,5 @@ def checksum(tensors: Tensors, content: Json | None = None) -> int:
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(tensor.detach().reshape(-1).view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc

@@ -184,7 +184,7 @@ def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     """What a model was trained for, for `predict`, `evaluate` and `save`."""
     task = trainer.task
     calibration = trainer.calibration
-    if trainer.checkpoint is None:  # a run folder makes that of a finished training alone
+    if not trainer.checkpoint:  # a run folder makes that of a finished training alone
         calibration = training.calibration.calibration_of(task, trainer.val_images)
     img_size = task.model.img_size if "size" in images.targets else images.img_size
     preprocess = training.calibration.preprocessing(images, trainer.config.data.crop)
@@ -215,7 +215,11 @@ def _fit_data(
             return None
         return match_classes(read_set(validation, None, target, classes), classes)
 
-    if is_loader(data):
+    if not is_loader(data):
+        images = read_set(data, labels, expected_target(model, config.task.name))
+        val_images = read_validation(next(iter(images.targets), None), images.classes)
+        notes = list(images.notes)
+    else:
         if labels is not None:
             raise ArgumentError(
                 "labels", f"expected none beside a {type(data).__name__}, which has its own"
@@ -224,10 +228,6 @@ def _fit_data(
 
         config = loader_config(data, config)
         images, val_images, notes = loader_data(data, read_validation, config, model)
-    else:
-        images = read_set(data, labels, expected_target(model, config.task.name))
-        val_images = read_validation(next(iter(images.targets), None), images.classes)
-        notes = list(images.notes)
     images, val_images = split(images, config, val_images)
     return config, images, val_images, notes
 

@@ -95,7 +95,7 @@ class RunFolder(Callback):
         self.stack = ExitStack()
         self.end: BaseException | None = None
         threads = run.environment.get("threads")
-        if resumed is not None and threads is not None:
+        if resumed and threads is not None:
             self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
         tensors: Tensors = {}
         for split, images in (("train", train_images), ("held out", val_images)):
@@ -104,7 +104,7 @@ class RunFolder(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         config = trainer.config
-        if self.initial is not None:
+        if self.initial:
             config = config.updated(init=self.initial.source)
             trainer.note(self.initial.sentence)
         with main_first():  # the others wait until the folder is held
@@ -144,7 +144,7 @@ class RunFolder(Callback):
         if trainer.config.training.keep_epochs:
             paths.append(epoch_model_path(self.run, row["epoch"]))
         for path in paths if self.is_main else []:
-            save_tensors(path, dict(trainer.model.state_dict()), self.description)
+            save_tensors(path, trainer.model.state_dict(), self.description)
         self._write_notes(trainer)
         self._write(row)
         self._save(trainer)
@@ -152,7 +152,7 @@ class RunFolder(Callback):
     def on_end(self, trainer: Trainer) -> None:
         step = trainer.state.step
         error = self.end = trainer.error
-        if error is not None:
+        if error:
             self.stack.__exit__(type(error), error, error.__traceback__)
             return
         with self.stack:
@@ -168,7 +168,7 @@ class RunFolder(Callback):
                 model = load(self.run.path, device=device_of(trainer.model))
                 task = create_task(model, trainer.task.config, trainer.val_images)
                 calibration = trainer.calibration = calibration_of(task, trainer.val_images)
-                if calibration is not None:
+                if calibration:
                     write_json(self.run.path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
                     description = self.description | {"calibration": calibration}
                     save_tensors(self.run.model_path, model.state_dict(), description)
@@ -177,7 +177,7 @@ class RunFolder(Callback):
         """Restore the newest state, and forget the metrics after it."""
         state = trainer.state = load_state(self.run, trainer, self.fingerprint)
         truncate_metrics(self.run, state.step)
-        if self.initial is not None:
+        if self.initial:
             self.initial.save_copy()
         training = trainer.config.training
         *_, begin, _ = (0, *part_ends(trainer.config, trainer.total_steps))
@@ -211,13 +211,13 @@ class RunFolder(Callback):
             (
                 trainer.state,
                 updater.optimizer.state_dict(),
-                dict(trainer.model.state_dict()),
+                trainer.model.state_dict(),
                 {} if average is None else average.weights,
             )
         )
         trainer.model.load_state_dict(weights)
         updater.optimizer.load_state_dict(moments)
-        if average is not None:
+        if average:
             average.load(averages)
         updater.scaler.load_state_dict(trainer.state.loss_scale)
 
@@ -349,7 +349,7 @@ def save_state(run: Run, trainer: Trainer, fingerprint: Json) -> None:
     check_finite(trainer.model, run.checkpoint_path)
     weights = trainer.model.state_dict()
     tensors: Tensors = {}
-    if updater.average is not None:
+    if updater.average:
         weights = updater.average.trained or weights  # where the model has the averaged ones
         tensors = {f"average.{name}": x for name, x in updater.average.weights.items()}
     tensors |= {f"model.{name}": x for name, x in weights.items()}
@@ -394,7 +394,7 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
                         f"{value} now"
                     )
             state = TrainingState(**description["state"])
-            check_range("step", state.step, low=0, high=trainer.total_steps)
+            check_range("step", state.step, 0, trainer.total_steps)
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -431,6 +431,6 @@ def _restore(tensors: Tensors, updater: Updater) -> None:
             tensor = torch.empty_like(parameter).copy_(tensor)
         entries.setdefault(int(index), {})[key] = tensor
     updater.task.model.load_state_dict(states["model"])
-    if updater.average is not None:
+    if updater.average:
         updater.average.load(states["average"])
     optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})

@@ -130,7 +130,7 @@ class StepGraph:
         self._send(values)  # what looks at them in a capture finds what a step may have
         self.trainer.seed()
         graph = torch.cuda.CUDAGraph()
-        if updater.dropout is not None:
+        if updater.dropout:
             graph.register_generator_state(updater.dropout)
         expected = zip(values, received, strict=True)
         reason = ""

@@ -59,7 +59,7 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
         with torch.device("meta"):
             model = build_model(description)
         state = {
-            key: torch.zeros((), dtype=torch.int64)  # Keras does not count
+            key: torch.tensor(0)  # Keras does not count
             for key in model.state_dict()
             if key.endswith(".num_batches_tracked")
         }

@@ -42,7 +42,7 @@ class InitialWeights:
     ) -> None:
         self.source = source
         self.copy = copy
-        if copy is not None and copy.exists():
+        if copy and copy.exists():
             self.tensors = load_tensors(copy)[0]
         else:
             path = Path(source)
@@ -78,7 +78,7 @@ class InitialWeights:
 
     def save_copy(self) -> None:
         """Keep the weights with the run. Raises TrainingError where that cannot be done."""
-        if self.copy is not None and not self.copy.exists():
+        if self.copy and not self.copy.exists():
             save_tensors(self.copy, self.tensors, {"init": self.source})
 
 

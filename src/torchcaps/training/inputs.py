@@ -139,7 +139,7 @@ def _padded(rows: Any) -> Any:
     if not _is_ragged(rows):
         return rows
     arrays = list(map(np.asarray, rows))
-    shape = np.max([array.shape for array in arrays], axis=0)
+    shape = np.max([array.shape for array in arrays], 0)
     padded = np.zeros((len(arrays), *shape), arrays[0].dtype)
     for index, array in enumerate(arrays):
         padded[index][tuple(map(slice, array.shape))] = array
@@ -228,7 +228,7 @@ def read_loader(
         target: that the task takes, if known.
         forms: of the targets, if known.
     """
-    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, BATCH_SIZE)
     pixels, read = read_samples(loader, classes, target, forms)
     return make_set(pixels, read.tensors, read.classes, type(loader.dataset).__name__)
 

@@ -73,7 +73,7 @@ class TensorBoardLog(Log):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = None
-        if trainer.checkpoint is not None:
+        if trainer.checkpoint:
             folder = str(trainer.checkpoint.parent.with_name("tensorboard"))
         # What a run wrote after the state that it goes on from is not shown.
         return SummaryWriter(folder, purge_step=trainer.state.step + 1)

@@ -415,7 +415,7 @@ def check_finite(model: nn.Module, checkpoint: Path | None) -> None:
 def recovery_hint(checkpoint: Path | None) -> str:
     """State of a training that diverged, and how to continue."""
     advice = "start again with a lower lr, or with clip"
-    if checkpoint is None:
+    if not checkpoint:
         return advice
     if checkpoint.exists():
         return f"the last good state is kept in {checkpoint}; {advice}"

@@ -265,7 +265,9 @@ def _facts(run: Run) -> dict[str, str]:
         facts["training"] = progress
         facts["validation"] = f"{in_words(run.score)} {best} at epoch {run.best_epoch}"
     if figures := run.figures:
-        metrics = list(numbers(figures).items())[:MAX_METRICS]
-        summary = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics)
+        summary = ", ".join(
+            f"{name} {format_metric(name, value)}"
+            for name, value in list(numbers(figures).items())[:MAX_METRICS]
+        )
         facts["test"] = f"{summary} of {figures.get('num_samples', 0):,} test images"
     return facts

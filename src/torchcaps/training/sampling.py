@@ -141,7 +141,7 @@ def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor
 
 def repeated_permutation(size: int, count: int, generator: Generator) -> Tensor:
     """`[count]` indices below `size`: all of them in random order, and again in another one."""
-    permutations = [torch.empty(0, dtype=torch.int64)]
+    permutations = [torch.arange(0)]
     for _ in range(0, count, size):
         permutations.append(torch.randperm(size, generator=generator))
     return torch.cat(permutations)[:count]
@@ -196,7 +196,7 @@ def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dat
             f"expected the numbers of folds and of one fold, got {settings.folds} and "
             f"{settings.fold}; cross_validate trains for all",
         )
-    check_range("fold", settings.fold, low=1, high=settings.folds)
+    check_range("fold", settings.fold, 1, settings.folds)
     folds = stratified_folds(
         first_labels(images.labels), settings.folds, config.training.seed, groups=images.groups
     )

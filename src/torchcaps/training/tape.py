@@ -58,9 +58,8 @@ class Tape(TorchDispatchMode):
         options = kwargs or {}
         outputs = func(*args, **options)
         places = tree_map(self._place, list(args))
-        is_kept = isinstance(options.get("generator"), Generator)
-        for value in tree_leaves(places):
-            is_kept |= isinstance(value, Place | Generator)
+        inputs = tree_leaves([places, options])
+        is_kept = any(isinstance(value, Place | Generator) for value in inputs)
         for tensor in tree_leaves(outputs):
             # What is pinned is on its way to the device.
             is_kept &= isinstance(tensor, Tensor) and tensor.is_cpu and not tensor.is_pinned()
@@ -78,7 +77,7 @@ class Tape(TorchDispatchMode):
 
     def send(self, tensor: Tensor, device: torch.device) -> Tensor:
         """Send a tensor to a device, and remember it; RuntimeError for one that is not expected."""
-        if self.expected is not None:
+        if self.expected:
             value, copy = next(self.expected)
             if not torch.equal(tensor, value):
                 raise RuntimeError("what the host sends depends on more than the seed of the step")

@@ -159,7 +159,7 @@ class Updater:
 
     def recover(self) -> None:
         """Drop gradients and random state of a step that failed before its update."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         scale = self.scaler.state_dict()
         self._make_random_state()
         self.scaler.load_state_dict(scale)
@@ -167,14 +167,14 @@ class Updater:
     def seed(self, step: int) -> None:
         """Let the next gradients draw the random numbers of a step, which counts from 0."""
         self.generator.manual_seed(step_seed(self.config, step))
-        if self.dropout is not None:
+        if self.dropout:
             stream = f"{DROPOUT}.{self.ranks.rank}" if self.ranks.rank else DROPOUT
             self.dropout.manual_seed(step_seed(self.config, step, stream))
 
     def release(self) -> None:
         """Let the frozen parameters get gradients again, as before the training."""
         for parameter in self.frozen:
-            parameter.requires_grad_(True)
+            parameter.requires_grad_()
 
     def compute_gradients(self, batch: Batch, fraction_trained: float | Tensor) -> Tensors:
         """Compute losses and gradients of this rank's samples of a batch.
@@ -204,7 +204,7 @@ class Updater:
         if "size" in batch.targets:
             parts = [(group, len(group.indices)) for group in shards]
 
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         part_losses = []
         for number, (part, part_size) in enumerate(parts, start=1):
             # Casts are not cached: torch keeps them for all threads together.
@@ -244,7 +244,7 @@ class Updater:
             clip_grad_norm_(self.task.parameters(), float(clip))
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.average is not None:
+        if self.average:
             self.average.update(share)
 
     def _split(self, shard: Any, batch_size: int) -> list[tuple[Any, int]]:
