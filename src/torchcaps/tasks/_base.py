@@ -124,18 +124,15 @@ class Task(nn.Module):
         super().__init__()
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model) if declares(model) else self.default_spec
-        is_made_for_it = not self.requires or self.spec.task == self.name
-        if not is_made_for_it or self.spec.is_dense != self.is_dense:
+        is_of_another = self.requires and self.spec.task != self.name
+        if is_of_another or self.spec.is_dense != self.is_dense:
             unit = "pixels" if self.is_dense else "images"
             takes = self.requires or f"a model whose outputs are of {unit}"
             raise ArgumentError("task", f"{self.name} takes {takes}, got {type(model).__name__}")
         if images is not None and not self.supports(images):
-            advice = [
-                f"; give {name!r} by name, as labels={{{name!r}: ...}} or {name.rstrip('s')}s in "
-                "an .npz"
-                for name in self.targets
-                if name not in images.targets
-            ]
+            missing = [name for name in self.targets if name not in images.targets]
+            way = "; give {0!r} by name, as labels={{{0!r}: ...}} or {1}s in an .npz"
+            advice = [way.format(name, name.rstrip("s")) for name in missing]
             raise ArgumentError(
                 "task",
                 f"{self.name} takes {self.data}, got {images!r} with the targets "

@@ -236,18 +236,15 @@ class Classify(Task):
     ) -> Tensor:
         """The loss without the reconstruction, a mean over the batch of `weights * loss`."""
         loss = self.losses[self.loss]
-        settings = self.config.task
         if weights is None:
-            return loss(scores, targets, fraction_trained, settings)
-
-        def image_loss(image_scores: Any, target: Tensor) -> Tensor:
-            """The loss of a batch of one image."""
-            batch: Any = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
-            return loss(*batch, fraction_trained, settings)
-
-        axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
-        losses = torch.func.vmap(image_loss, (axes, 0))(scores, targets)
-        return (weights * losses).mean()
+            return loss(scores, targets, fraction_trained, self.config.task)
+        # Each image becomes a batch of its own.
+        batches = tree_map_only(Tensor, lambda x: x.unsqueeze(1), (scores, targets))
+        axes = tree_map(lambda leaf: None if leaf is None else 0, batches)
+        image_losses = torch.func.vmap(
+            lambda image, target: loss(image, target, fraction_trained, self.config.task), axes
+        )
+        return (weights * image_losses(*batches)).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
@@ -264,8 +261,7 @@ class Classify(Task):
             pixel_weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + pixel_weight * error
-        # A mean in float64, or in float32 on a device without it.
-        losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()
+        losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()  # in float64
         losses["activation"] = scores.activation.detach()
         return losses
 
@@ -291,10 +287,8 @@ class Classify(Task):
         labels = outputs["labels"]
         targets = self._targets(labels, activation.shape[1])
         loss = self._compute_loss(Scores(activation, outputs.get("logits")), targets, 1.0)
-        metrics = {
-            "loss": loss.item(),
-            "accuracy": is_correct(activation, labels).double().mean().item(),
-        }
+        accuracy = is_correct(activation, labels).double().mean()
+        metrics = {"loss": loss.item(), "accuracy": accuracy.item()}
         if self.score == "balanced_accuracy":
             from torchcaps.tasks.metrics import balanced_accuracy
 
@@ -350,8 +344,9 @@ class Classify(Task):
         for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
             sorted_names = list(map(names.__getitem__, order.tolist()))
             ranked = dict(zip(sorted_names, values.tolist(), strict=True))
-            first = sorted_names[0]
-            rows.append({"label": first, "activation": float(values[0]), "activations": ranked})
+            rows.append(
+                {"label": sorted_names[0], "activation": float(values[0]), "activations": ranked}
+            )
         return rows
 
 

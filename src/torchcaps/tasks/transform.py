@@ -196,6 +196,7 @@ def _report_items(
         "the input, itself transformed": "moved",
         "the mean of all targets": "mean",
     }
+    pairs = (evaluation.true[:MAX_POINTS], evaluation.predicted[:MAX_POINTS])
     units = "What the generation units of the capsules most often present draw"
     capsules = evaluation.presence.argsort(descending=True)[:MAX_DRAWN_CAPSULES]
     return [
@@ -205,12 +206,7 @@ def _report_items(
             "Each image is paired with itself transformed. The capsules, weighted by their "
             "presence in both, say what was done; it is known what was. A correlation and a slope "
             "of 1 would be right. R² is a mean over single capsules.",
-            viz.predicted_transformations(
-                evaluation.true[:MAX_POINTS],
-                evaluation.predicted[:MAX_POINTS],
-                names=names,
-                unit=unit,
-            ),
+            viz.predicted_transformations(*pairs, names=names, unit=unit),
             f"Estimated against true {' and '.join(names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
             numbers,

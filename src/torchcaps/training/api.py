@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.data import Dataset, Preprocess
+from torchcaps.data import Dataset
 from torchcaps.distributed import current, main_first
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
@@ -16,14 +16,14 @@ from torchcaps.training.calibration import preprocessing
 from torchcaps.training.callbacks import Callback, ProgressBar
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.device import memory_errors, resolve_device
-from torchcaps.training.features import stored_features, without_augmentation
+from torchcaps.training.features import can_store, stored_features, without_augmentation
 from torchcaps.training.fitting import fit
 from torchcaps.training.folder import Interrupted as Interrupted, RunFolder, check_new
 from torchcaps.training.initial import InitialWeights
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
-from torchcaps.types import StrPath, set_model_metadata, spec_of
+from torchcaps.types import StrPath, set_model_metadata
 
 
 def train(
@@ -97,15 +97,12 @@ def train(
         model = _build_model(config, train_images, device)
         initial = None
         if config.model.init is not None:
-            initial = InitialWeights(
-                model, config.model.init, train_images.classes, run.initial_path
-            )
+            classes = train_images.classes
+            initial = InitialWeights(model, config.model.init, classes, run.initial_path)
             # The folder has these weights, and its configuration their name.
             config = replace(config, model=replace(config.model, init=None))
         folder = RunFolder(run, train_images, val_images, initial, resumed)
-        # Sets that make their images in training, such as overlaid digits, have no fixed features.
-        is_fixed = train_images.maker is None and train_images.preprocess is Preprocess
-        if is_fixed and spec_of(model).features:
+        if can_store(model, train_images):
             task = create_task(model, without_default_changes(config), train_images)
             config = without_augmentation(task.config)
             verbose = any(isinstance(callback, ProgressBar) for callback in callbacks)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.data import Dataset, Preprocess, refuse_augmentations
 from torchcaps.data.augment import ordered_augmentations
@@ -28,6 +28,7 @@ from torchcaps.nn.head import as_map, check_features
 from torchcaps.settings import TrainConfig
 from torchcaps.training.files import checksum, make_folder
 from torchcaps.transfer import device_of, evaluating
+from torchcaps.types import spec_of
 
 BATCH = 64  # images in a pass of the backbone
 LARGEST = float(np.finfo(np.float16).max)
@@ -87,6 +88,14 @@ def feature_set(features: Tensor, labels: Any, in_features: int) -> Dataset:
         "features",
         preprocess=FeaturePreprocess,
     )
+
+
+def can_store(model: nn.Module, images: Dataset) -> bool:
+    """Whether the images of a model may be replaced by features that are computed once.
+
+    Sets that make their images in training, such as overlaid digits, have no fixed features.
+    """
+    return spec_of(model).features and images.maker is None and images.preprocess is Preprocess
 
 
 def without_augmentation(config: TrainConfig) -> TrainConfig:

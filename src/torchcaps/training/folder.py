@@ -405,7 +405,8 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
             move(file, path)  # else the next state would put the damaged file in its place
             faults = faults or [f"{path}: is missing"]
             trainer.messages.append(
-                f"warning: {faults[0]}; going on from the checkpoint before it, of step {state.step}"
+                f"warning: {faults[0]}; going on from the checkpoint before it, of step "
+                f"{state.step}"
             )
         return state
     if faults:

@@ -128,13 +128,11 @@ class Trainer:
         self.probe_step = min(PROBE_STEP, self.planned_steps // 2)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-        device = self.updater.device
         # A number that the host reads makes it wait for a GPU.
-        is_asked = any(
-            not callback.is_late and type(callback).on_step is not Callback.on_step
-            for callback in callbacks
-        )
-        self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or is_asked
+        self.reads_each_step = self.updater.device.type == "cpu" or self.ranks.world_size > 1
+        for callback in callbacks:
+            has_on_step = type(callback).on_step is not Callback.on_step
+            self.reads_each_step |= has_on_step and not callback.is_late
         self._queue = LossQueue()
         self.state = TrainingState()
         self.losses: Tensors = {}
@@ -142,7 +140,7 @@ class Trainer:
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
-        if device.type == "cuda" or config.training.graph == "yes":
+        if self.updater.device.type == "cuda" or config.training.graph == "yes":
             from torchcaps.training.graph import StepGraph
 
             self.graph = StepGraph(self)
@@ -213,17 +211,13 @@ class Trainer:
         for item in self.batches.epoch(epoch, num_steps_done):
             self.step(item)
             num_samples += self.ranks.shard_size(len(item.indices))
-            step = state.step
-            is_epoch_end = step % self.steps_per_epoch == 0
-            every = self.config.training.checkpoint_every
-            is_due = step in (1, self.probe_step) or step % LOG_INTERVAL == 0 or step % every == 0
-            if self.reads_each_step or is_epoch_end or is_due:
+            is_epoch_end = state.step % self.steps_per_epoch == 0
+            if self.reads_each_step or is_epoch_end or is_due(self):
                 self._queue.report(self)
             if self.state is not state:
                 return
             if is_epoch_end:
-                average = self.updater.average
-                with average.applied() if average else nullcontext():
+                with self.updater.averaged():
                     end_epoch(self, num_samples, time.perf_counter() - start)
             elif self._is_over():
                 self._queue.report(self)
@@ -242,9 +236,8 @@ class Trainer:
         """
         state = self.state
         updater = self.updater
-        factor = learning_rate_factor(
-            self.config, state.step, self.total_steps, self.task.lr_restarts
-        )
+        restarts = self.task.lr_restarts
+        factor = learning_rate_factor(self.config, state.step, self.total_steps, restarts)
         rates = learning_rates(updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
         share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
@@ -326,6 +319,13 @@ class LossQueue:
             for callback in trainer.callbacks:
                 callback.on_step(trainer, losses)
         self.rows.clear()
+
+
+def is_due(trainer: Trainer) -> bool:
+    """Whether callbacks are told of the steps so far, though the epoch goes on."""
+    step = trainer.state.step
+    every = trainer.config.training.checkpoint_every
+    return step in (1, trainer.probe_step) or step % LOG_INTERVAL == 0 or step % every == 0
 
 
 def end_epoch(trainer: Trainer, num_samples: int, seconds: float) -> None:

@@ -7,7 +7,7 @@ rounding; a batch norm has the statistics of each part.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -175,6 +175,10 @@ class Updater:
         """Let the frozen parameters get gradients again, as before the training."""
         for parameter in self.frozen:
             parameter.requires_grad_()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the model has the averaged weights, where there is an average."""
+        return self.average.applied() if self.average else nullcontext()
 
     def compute_gradients(self, batch: Batch, fraction_trained: float | Tensor) -> Tensors:
         """Compute losses and gradients of this rank's samples of a batch.
