@@ -288,8 +288,7 @@ def eval_outputs(
     parts = []
     rows = []
     with evaluating(task), autocast(device, precision):
-        index_batches = shard.split(task.eval_batch_size)
-        for batch in images.batches(index_batches, task.eval_targets(images)):
+        for batch in images.batches(shard.split(task.eval_batch_size), task.eval_targets(images)):
             for group in batch.to(device).by_size():
                 parts.append(task.eval_step(task.augment(group, Generator())))
                 rows.append(group.indices)

@@ -91,8 +91,9 @@ def complete_config(
 
     if images is not None:
         # Recorded, so that a resumed run reads the images in the same way.
-        is_on_disk = isinstance(images, DiskDataset)
-        by_data: dict[str, Any] = {"storage": "disk" if is_on_disk else "memory"}
+        by_data: dict[str, Any] = {
+            "storage": "disk" if isinstance(images, DiskDataset) else "memory"
+        }
         # Decoders draw values in [0, 1], and of several classes what each looks like alone.
         has_several = "labels" in task.targets and "single_label" not in images.targets
         if has_several or images.preprocess is ArrayPreprocess:
@@ -107,8 +108,8 @@ def complete_config(
     # An update has the images of `accumulate` batches.
     num_images = config.training.epochs * epoch_size // config.optimizer.accumulate
     batch_size = config.training.batch_size or default_batch_size(num_images)
-    check_range("batch_size", batch_size, low=current().world_size)  # an image for each process
-    check_range("batch_size", min(batch_size, epoch_size), low=spec.smallest_batch)
+    check_range("batch_size", batch_size, current().world_size)  # an image for each process
+    check_range("batch_size", min(batch_size, epoch_size), spec.smallest_batch)
     return config.filled({"batch_size": batch_size}, "data")
 
 

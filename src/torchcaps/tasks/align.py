@@ -113,8 +113,9 @@ class Align(Task):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Eight motions of each set, the same whatever other sets are in the batch."""
-        fixed = Generator().manual_seed(SEED)
-        return random_motions(len(images), NUM_VIEWS, images.in_chans, fixed)
+        return random_motions(
+            len(images), NUM_VIEWS, images.in_chans, Generator().manual_seed(SEED)
+        )
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """In training, the sets with two random motions."""
@@ -311,9 +312,12 @@ def capsule_losses(aligned: Aligned, batch: Batch, points: Tensor) -> Outputs:
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
         mass = aligned.attention.sum(dim=1)  # number of points of each capsule
         spread = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
-    errors = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
     # Losses of all views, [2 batch].
-    views = {"localization": spread.sum(dim=1), "equilibrium": mass.var(dim=1), "canonical": errors}
+    views = {
+        "localization": spread.sum(dim=1),
+        "equilibrium": mass.var(dim=1),
+        "canonical": (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1),
+    }
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
         "invariance": (first_descriptors - second_descriptors).square().mean(dim=(1, 2)),
@@ -340,8 +344,7 @@ def resultant_lengths(
     # The nearest rotation: singular values become 1, the last one -1 where all 1 would reflect.
     u[..., -1] *= torch.linalg.det(u @ vt).unsqueeze(1)
     nearest = u @ vt
-    agreement = torch.linalg.svdvals(nearest.mean(dim=0)).mean()
-    return lengths.mean(dim=1), agreement.item()
+    return lengths.mean(dim=1), torch.linalg.svdvals(nearest.mean(dim=0)).mean().item()
 
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:

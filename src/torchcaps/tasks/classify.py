@@ -219,10 +219,7 @@ class Classify(Task):
         return full_precision(logits).softmax(dim=1)
 
     def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
-        """Labels `[batch]`, or 1 for the label and 0 for others `[batch, classes]`.
-
-        The latter is for a model whose classes have a sigmoid each.
-        """
+        """Labels `[batch]`; 1 and 0 `[batch, classes]` where classes have a sigmoid each."""
         if self.spec.multilabel and self.loss == "cross_entropy":
             return multi_hot(labels, num_classes).float()
         return labels
@@ -272,7 +269,7 @@ class Classify(Task):
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""
         scores = self.scores(batch.inputs)
-        check_range("outputs of the model", scores.activation.shape[1], low=len(self.classes))
+        check_range("outputs of the model", scores.activation.shape[1], len(self.classes))
         outputs = {
             "activation": scores.activation.float(),
             "labels": batch.targets[self.targets[0]],

@@ -172,7 +172,7 @@ def evaluate_transforming(model: nn.Module, pairs: TransformedPairs) -> Transfor
 
 def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     """Metrics of all pairs, by what `compare_pairs` gave; ValueError for fewer than two."""
-    check_range("number of pairs", len(outputs["true"]), low=2)
+    check_range("number of pairs", len(outputs["true"]), 2)
     columns = {name: tensor.double() for name, tensor in outputs.items()}
     true = columns["true"]
     before_presence = columns["before_presence"]
@@ -228,11 +228,10 @@ def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
     """Mean squared errors per pixel: of the drawing, and of three images for comparison."""
     target = columns["target"]
     num_pixels = target[0].numel()
-    errors = {
+    return {
         f"{name}_mse": float(columns[f"{name}_error"].mean() / num_pixels)
         for name in ("pixel", "copy", "moved")
-    }
-    return errors | {"mean_mse": float((target - target.mean(dim=0)).square().mean())}
+    } | {"mean_mse": float((target - target.mean(dim=0)).square().mean())}
 
 
 def _cross_correlation(true: Tensor, predicted: Tensor) -> float:

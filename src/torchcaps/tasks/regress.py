@@ -206,9 +206,8 @@ class Regress(Task):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Predictions:
         """The values of each picture, by their names."""
-        names = self._facts[0]
         values = self._predict_values(images)
-        return [dict(zip(names, row, strict=True)) for row in values.tolist()]
+        return [dict(zip(self._facts[0], row, strict=True)) for row in values.tolist()]
 
 
 def columns(values: Tensor) -> Tensor:

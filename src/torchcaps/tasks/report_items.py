@@ -72,14 +72,13 @@ def confusions(evaluation: Evaluation) -> ReportItem:
     classes = evaluation.classes
     counts = evaluation.confusion
     mistakes = counts.clone().fill_diagonal_(0)
-    order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
     rows = []
-    for place in order.tolist():
+    for place in mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS].tolist():
         true, predicted = divmod(place, len(classes))
         count = int(mistakes[true, predicted])
         if count:
-            share = count / int(counts[true].sum())
-            rows.append((classes[true], classes[predicted], f"{count:,}", percent(share)))
+            share = percent(count / int(counts[true].sum()))
+            rows.append((classes[true], classes[predicted], f"{count:,}", share))
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",

@@ -302,9 +302,11 @@ class Segment(Task):
 
         examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
         pictures = examples.float_images()
-        device = device_of(self.model)
         with evaluating(self):  # one image at a time: they may be large
-            maps = [self.predict_pixels(picture.to(device)).cpu() for picture in pictures.split(1)]
+            maps = [
+                self.predict_pixels(picture.to(device_of(self.model))).cpu()
+                for picture in pictures.split(1)
+            ]
         predicted = masks_from_probabilities(torch.cat(maps))
         masks = examples.targets["mask"].cpu()
         heads, rows = evaluation.table()

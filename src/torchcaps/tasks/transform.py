@@ -101,8 +101,9 @@ class Transform(Task):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Matrices of two views of each image, the same whatever other images are in the batch."""
-        fixed = Generator().manual_seed(SEED)
-        first, second = _random_views(images.img_size, len(images), self.ranges, fixed)
+        first, second = _random_views(
+            images.img_size, len(images), self.ranges, Generator().manual_seed(SEED)
+        )
         return {"first": first, "second": second}
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:

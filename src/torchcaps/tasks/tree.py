@@ -191,8 +191,7 @@ class Tree(Classify):
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of the finest classes, and of paths."""
-        truth = self.ancestors.cpu()[outputs["labels"]]
-        figures = path_figures(outputs["paths"], truth, self.tree)
+        figures = path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
         return super().compute_metrics(outputs) | {name: figures[name] for name in EPOCH_METRICS}
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:

@@ -272,7 +272,7 @@ def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_scor
     if settings.stop_at is not None and best_score >= settings.stop_at:
         return f"epoch {best_epoch} has reached stop_at: the training ends"
     num_epochs = epoch - max((best_epoch, *settings.extended_at))
-    if settings.patience is not None and num_epochs >= settings.patience:
+    if settings.patience and num_epochs >= settings.patience:
         return (
             f"none of the last {num_epochs} epochs was better than epoch {best_epoch}: the "
             "training ends (patience)"

@@ -163,7 +163,7 @@ def training_threads(device: torch.device, resumed: int | None = None) -> Iterat
     is_chosen = (
         count != _default or "OMP_NUM_THREADS : [not set]" not in torch.__config__.parallel_info()
     )
-    if resumed is not None:
+    if resumed:
         if _default:
             count = resumed
     elif count > 1 and not is_chosen and device.type == "cpu" and current().world_size == 1:

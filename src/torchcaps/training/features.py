@@ -101,7 +101,7 @@ def can_store(model: nn.Module, images: Dataset) -> bool:
 def without_augmentation(config: TrainConfig) -> TrainConfig:
     """A complete configuration without augmentations; ArgumentError for one that is asked for."""
     refuse_augmentations(config.augmentation, REASON)
-    if config.data.crop is not None:
+    if config.data.crop:
         raise ArgumentError("crop", f"expected none for {REASON}, got {config.data.crop}")
     switches = {}
     for augmentation in ordered_augmentations():

@@ -109,8 +109,9 @@ class RunFolder(Callback):
             trainer.note(self.initial.sentence)
         with main_first():  # the others wait until the folder is held
             if self.is_main:
-                held = hold(self.run, self.resumed or config, self.resumed is None)
-                self.stack.enter_context(held)
+                self.stack.enter_context(
+                    hold(self.run, self.resumed or config, self.resumed is None)
+                )
                 # That of an older model, where a finished run goes on.
                 (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
         self.description = describe(trainer.model) | {"task": trainer.task.name}
@@ -212,7 +213,7 @@ class RunFolder(Callback):
                 trainer.state,
                 updater.optimizer.state_dict(),
                 trainer.model.state_dict(),
-                {} if average is None else average.weights,
+                average.weights if average else {},
             )
         )
         trainer.model.load_state_dict(weights)

@@ -89,6 +89,5 @@ def _class_weights(description: Json) -> list[str]:
         return []  # the builder of a user is not called: what does not fit is left out by its shape
     with torch.device("meta"):
         state = build_model(description).state_dict()
-        more_classes = [*classes, f"{classes[-1]}'"]
-        wider = build_model(description | {"classes": more_classes}).state_dict()
+        wider = build_model(description | {"classes": [*classes, f"{classes[-1]}'"]}).state_dict()
     return [name for name in state if name not in wider or wider[name].shape != state[name].shape]

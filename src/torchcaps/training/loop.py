@@ -240,7 +240,7 @@ class Trainer:
         factor = learning_rate_factor(self.config, state.step, self.total_steps, restarts)
         rates = learning_rates(updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
-        share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
+        share = updater.average.share(state.step + 1) if updater.average else 0.0
         self.seed()
         graph = self.graph if self.graph and not self.graph.reason else None
         if graph:  # which also takes the warm-up steps, and updates weights

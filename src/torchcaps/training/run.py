@@ -258,7 +258,7 @@ def _facts(run: Run) -> dict[str, str]:
         progress = f"epoch {epochs[-1]['epoch']} of {config.training.epochs}"
         if run.is_finished:
             progress = f"finished after {progress}"
-        if run.seconds is not None:
+        if run.seconds:
             progress = f"{progress} in {duration(run.seconds)}"
         key = f"val_{run.score}"
         best = format_metric(key, max(row[key] for row in epochs))

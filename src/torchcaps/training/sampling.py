@@ -97,8 +97,9 @@ class DatasetBatches:
         if isinstance(item, Batch):
             return tree_map_only(Tensor, lambda tensor: to_device(tensor, device), item)
         rows = to_device(item.indices, self.images.inputs.device)
-        targets = select_targets(self.images, self.task.targets)
-        [batch] = self.images.batches([rows], targets, [self.generator])
+        [batch] = self.images.batches(
+            [rows], select_targets(self.images, self.task.targets), [self.generator]
+        )
         return batch.to(device)
 
     def _indices(self, epoch: int) -> list[Tensor]:
@@ -134,8 +135,9 @@ def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor
     order = torch.empty_like(class_order)
     for index, class_members in enumerate(members):
         is_class = class_order == index
-        count = int(is_class.sum())
-        order[is_class] = class_members[repeated_permutation(len(class_members), count, generator)]
+        order[is_class] = class_members[
+            repeated_permutation(len(class_members), int(is_class.sum()), generator)
+        ]
     return order
 
 
@@ -274,7 +276,7 @@ def split(
     if val_images is None:
         images = select_fold(images, config, is_tested=False)
         images, val_images = images.train_val_split(holdout_amount(config), seed)
-    if config.data.per_class is not None:
+    if config.data.per_class:
         images = images.subset(few_labels(images.labels, config.data.per_class, seed))
     return images, cropped(val_images, config.data.crop)
 
@@ -287,6 +289,6 @@ def holdout_amount(config: TrainConfig) -> float:
 
 def cropped(images: Dataset, crop: int | None) -> Dataset:
     """The middle `crop` x `crop` pixels of every image; the set itself where `crop` is None."""
-    if crop is not None and "size" in images.targets:
+    if crop and "size" in images.targets:
         raise ArgumentError("crop", f"expected None for images of several sizes, got {crop}")
-    return images if crop is None else images.cropped(crop)
+    return images.cropped(crop) if crop else images
