@@ -20,7 +20,7 @@ from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_range, one_line
 from torchcaps.models import model_info
-from torchcaps.models._pretrained import described_sizes, take_weights
+from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import OptionError as OptionError, construct_model, option_error
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
@@ -115,7 +115,12 @@ def build_model(
             if builder:
                 model = builder(**options)
             else:
-                sizes = described_sizes(description)
+                assert preprocess is not None
+                sizes: Json = {
+                    "num_classes": len(classes),
+                    "in_chans": preprocess.in_chans,
+                    "img_size": preprocess.model_size,
+                }
                 if "img_size" in options:
                     options = dict(options)
                     sizes["img_size"] = size_pair(options.pop("img_size"))
