@@ -117,7 +117,7 @@ def matrix_model(**options):
     )
 
 
-@pytest.mark.parametrize(("share", "margin"), [(0.0, 0.2), (0.5, 0.55), (1.0, 0.9)])
+@pytest.mark.parametrize(("share", "margin"), [(0.0, 0.2), (0.5, 0.55), (1.0, 0.9), (1.5, 0.9)])
 def test_the_margin_of_the_spread_loss_rises_with_the_training(share, margin):
     outputs = losses(matrix_model(), images_of(), LABELS, share=share)
     assert_close(outputs["loss"], spread_loss(outputs["activation"], LABELS, margin))

@@ -141,7 +141,7 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert losses.keys() == {"loss", "pixels"}
     assert has_gradient(model.part_capsules)
     assert not has_gradient(model.object_capsules)
-    pixels = -model.explain_pixels(batch.inputs, batch.targets["parts"])[3].mean()
+    pixels = -model.explain_pixels(batch.inputs, batch.targets["noise.parts"])[3].mean()
     assert_close(losses["pixels"], pixels)
 
     model.zero_grad()
@@ -196,11 +196,11 @@ def test_noise_is_drawn_for_training_alone():
     batch = batch_of(task.train(), images, torch.arange(4), seeded())
     shapes = {"parts": (4, 3), "objects": (4, 4), "votes": (4, 4, 3)}
     for name, shape in shapes.items():
-        noise = batch.targets[name]
+        noise = batch.targets[f"noise.{name}"]
         assert noise.shape == shape
         assert noise.abs().max() <= 2
     repeated = batch_of(task, images, torch.arange(4), seeded())
-    assert torch.equal(batch.targets["votes"], repeated.targets["votes"])
+    assert torch.equal(batch.targets["noise.votes"], repeated.targets["noise.votes"])
     assert [*batch_of(task.eval(), images, torch.arange(4)).targets] == ["label"]
 
 

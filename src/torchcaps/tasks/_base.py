@@ -292,10 +292,13 @@ def eval_outputs(
             for group in batch.to(device).by_size():
                 parts.append(task.eval_step(task.augment(group, Generator())))
                 rows.append(group.indices)
-            if progress:
+            if progress is not None:
                 progress(int(batch.indices[-1]) + 1, count)
-    order = torch.cat(rows).cpu().argsort()  # groups of equal sizes are not in that of the set
-    return {name: ranks.cat(values[order]) for name, values in join_outputs(parts).items()}
+    outputs = join_outputs(parts)
+    if "size" in images.targets:  # groups of equal sizes are not in the order of the set
+        order = torch.cat(rows).cpu().argsort()
+        outputs = {name: values[order] for name, values in outputs.items()}
+    return {name: ranks.cat(values) for name, values in outputs.items()}
 
 
 def evaluate_task(

@@ -108,8 +108,8 @@ def complete_config(
     # An update has the images of `accumulate` batches.
     num_images = config.training.epochs * epoch_size // config.optimizer.accumulate
     batch_size = config.training.batch_size or default_batch_size(num_images)
-    check_range("batch_size", batch_size, current().world_size)  # an image for each process
-    check_range("batch_size", min(batch_size, epoch_size), spec.smallest_batch)
+    check_range("batch_size", batch_size, low=current().world_size)  # an image for each process
+    check_range("batch_size", min(batch_size, epoch_size), low=spec.smallest_batch)
     return config.filled({"batch_size": batch_size}, "data")
 
 

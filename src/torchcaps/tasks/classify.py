@@ -124,7 +124,11 @@ def _without_shares(targets: Tensor) -> Tensor:
 def spread(scores: Scores, targets: Tensor, fraction_trained: float, *_: Any) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * fraction_trained
+    if isinstance(fraction_trained, Tensor):  # on the device, for which the host does not wait
+        share: Any = fraction_trained.clamp(0, 1)
+    else:
+        share = min(max(fraction_trained, 0.0), 1.0)
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * share
     return spread_loss(scores.activation, targets, margin)
 
 
@@ -269,7 +273,7 @@ class Classify(Task):
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""
         scores = self.scores(batch.inputs)
-        check_range("outputs of the model", scores.activation.shape[1], len(self.classes))
+        check_range("outputs of the model", scores.activation.shape[1], low=len(self.classes))
         outputs = {
             "activation": scores.activation.float(),
             "labels": batch.targets[self.targets[0]],

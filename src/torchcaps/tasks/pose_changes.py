@@ -172,7 +172,7 @@ def evaluate_transforming(model: nn.Module, pairs: TransformedPairs) -> Transfor
 
 def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     """Metrics of all pairs, by what `compare_pairs` gave; ValueError for fewer than two."""
-    check_range("number of pairs", len(outputs["true"]), 2)
+    check_range("number of pairs", len(outputs["true"]), low=2)
     columns = {name: tensor.double() for name, tensor in outputs.items()}
     true = columns["true"]
     before_presence = columns["before_presence"]

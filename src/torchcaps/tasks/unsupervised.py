@@ -93,7 +93,7 @@ class Unsupervised(Task):
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """In training, images changed at random, noise on the model's logits of presence, and views.
 
-        The targets "parts", "objects" and "votes", the noise, are for the inputs, never for
+        The targets "noise.parts", "noise.objects" and "noise.votes" are for the inputs, never for
         "second_view": each image again, changed in another way, where the loss has the term
         `views`.
         """
@@ -108,7 +108,7 @@ class Unsupervised(Task):
             uniform = torch.rand(len(batch.inputs), *size, generator=generator)
             # Uniform in [-2, 2]: `NOISE_RANGE` is the width.
             uniform = to_device(uniform, batch.inputs.device)
-            first_view.targets[name] = NOISE_RANGE * (uniform - 0.5)
+            first_view.targets[f"noise.{name}"] = NOISE_RANGE * (uniform - 0.5)
         if self.uses_views:
             first_view.targets["second_view"] = self.transforms(batch, generator).inputs
         return first_view
@@ -121,7 +121,11 @@ class Unsupervised(Task):
             `loss_terms`, or those of the phase of the training.
         """
         images = batch.inputs
-        noise = {name: x for name, x in batch.targets.items() if name in Noise._fields}
+        noise = {
+            name.removeprefix("noise."): target
+            for name, target in batch.targets.items()
+            if name.startswith("noise.")
+        }
         if "second_view" not in batch.targets:  # parts and objects together
             explanation = self.model.explain(images, Noise(**noise) if noise else None)
             with without_autocast(images):

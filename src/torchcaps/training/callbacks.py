@@ -123,11 +123,12 @@ class BestWeights(Callback):
         is_best = 0 < self.epoch == trainer.state.best_epoch
         if self.weights and is_best:
             trainer.model.load_state_dict(self.weights)
-        if (trainer.is_stopped or trainer.error) and not trainer.checkpoint:
-            weights = f"epoch {self.epoch}" if is_best else "this step"
+        is_stopped = trainer.is_stopped or isinstance(trainer.error, KeyboardInterrupt)
+        if is_stopped and trainer.checkpoint is None:
+            weights = f"those of epoch {self.epoch}" if is_best else "those of this step"
             trainer.messages.append(
                 f"stopped after step {trainer.state.step} of {trainer.total_steps}; the weights "
-                f"are those of {weights}"
+                f"are {weights}"
             )
 
 

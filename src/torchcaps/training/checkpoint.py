@@ -455,7 +455,7 @@ def _is_in_state(model: nn.Module) -> bool:
 
 def _with_classes(model: nn.Module, num_classes: int, description: Json) -> nn.Module:
     """A model for this number of classes, with those weights that do not depend on it."""
-    check_range("num_classes", num_classes, 1)
+    check_range("num_classes", num_classes, low=1)
     builder = model_metadata(model).builder
     options = description["options"]
     if builder is None:

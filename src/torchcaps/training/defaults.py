@@ -5,6 +5,7 @@ this model. The page docs/own-training.md has a loop, and other trainers.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,14 +42,7 @@ def create_losses(model: nn.Module, **settings: Any) -> Callable[..., Tensors]:
     Raises:
         ValueError: settings that the model does not take.
     """
-    task = _create_task(model, settings)
-
-    def losses(images: Tensor, targets: Tensor, fraction_trained: float = 0.0) -> Tensors:
-        indices = torch.arange(len(images), device=images.device)
-        batch = Batch(images, {task.targets[0]: targets}, indices)
-        return task.training_step(batch, fraction_trained)
-
-    return losses
+    return partial(_training_step, _create_task(model, settings))
 
 
 def create_optimizer(model: nn.Module, **settings: Any) -> Optimizer:
@@ -103,3 +97,10 @@ def gradient_limit(model: nn.Module, **settings: Any) -> float:
 
 def _create_task(model: nn.Module, settings: Json) -> Task:
     return create_task(find_network(model), TrainConfig.of(**settings))
+
+
+def _training_step(
+    task: Task, images: Tensor, targets: Tensor, fraction_trained: float = 0.0
+) -> Tensors:
+    indices = torch.arange(len(images), device=images.device)
+    return task.training_step(Batch(images, {task.targets[0]: targets}, indices), fraction_trained)

@@ -64,7 +64,8 @@ def resolve_precision(name: str, device: torch.device) -> str:
     if device.type == "cuda":
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
     elif device.type == "cpu":  # torch offers no public question for these features
-        is_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        for question in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+            is_fast = is_fast or getattr(torch.cpu, question, bool)()
     return "bf16" if is_fast else "fp32"
 
 

@@ -182,14 +182,19 @@ def save_tensors(
         TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
             written.
     """
-    copies = {  # as tensors that share memory are stored one by one
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    copies: Tensors = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage().data_ptr()
+        # Tensors that share memory are stored one by one.
+        copies[name] = copy.clone() if storage in storages else copy
+        storages.add(storage)
     content = {"format": FORMAT, **description}
     content["crc32"] = checksum(copies, content)
+    metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
     try:
-        file_bytes = serialize(copies, {METADATA_KEY: json.dumps(content, sort_keys=True)})
+        file_bytes = serialize(copies, metadata)
     except (SafetensorError, ValueError, KeyError) as error:
         raise TrainingError(f"{path}: cannot be written ({one_line(str(error))})") from error
     with atomic(path, previous) as partial:

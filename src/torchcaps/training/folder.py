@@ -395,7 +395,7 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
                         f"{value} now"
                     )
             state = TrainingState(**description["state"])
-            check_range("step", state.step, 0, trainer.total_steps)
+            check_range("step", state.step, low=0, high=trainer.total_steps)
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:

@@ -198,7 +198,7 @@ def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dat
             f"expected the numbers of folds and of one fold, got {settings.folds} and "
             f"{settings.fold}; cross_validate trains for all",
         )
-    check_range("fold", settings.fold, 1, settings.folds)
+    check_range("fold", settings.fold, low=1, high=settings.folds)
     folds = stratified_folds(
         first_labels(images.labels), settings.folds, config.training.seed, groups=images.groups
     )
