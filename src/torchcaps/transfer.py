@@ -101,16 +101,19 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
+def autocast(
+    device: torch.device, precision: str, cache_enabled: bool | None = None
+) -> torch.autocast:
     """Return the autocast context of a precision.
 
     Args:
         device: device of the model.
         precision: "bf16" or "fp16"; with "fp32" and "tf32" autocast is off.
+        cache_enabled: whether casts of weights are kept; None as torch does.
 
     Raises:
         UnknownNameError: for another precision.
     """
     check_known("precision", precision, PRECISIONS)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
+    return torch.autocast(device.type, half or torch.bfloat16, half is not None, cache_enabled)

@@ -76,7 +76,8 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
         aligned = align.model.align(torch.cat([view(batch, 0), view(batch, 1)]))
     aligned = tree_map(torch.Tensor.double, aligned)
     batch = tree_map(torch.Tensor.double, batch)
-    losses = tree_map(torch.Tensor.numpy, capsule_losses(aligned, batch))
+    points = torch.cat([view(batch, 0), view(batch, 1)])
+    losses = tree_map(torch.Tensor.numpy, capsule_losses(aligned, batch, points))
     points, turns, shifts = (tensor.numpy() for tensor in (batch.inputs, *batch.targets.values()))
     attention, theta, beta, canonical, rotation, translation, _ = tree_map(
         torch.Tensor.numpy, aligned

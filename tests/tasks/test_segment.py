@@ -189,7 +189,7 @@ def test_a_plain_module_learns_masks():
     assert history[-1]["val_loss"] < history[0]["val_loss"]
     with pytest.raises(
         ArgumentError,
-        match="expected .batch, classes without background=3, height=16, width=16., got",
+        match="expected .batch, foreground_classes=3, height=16, width=16., got",
     ):
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 

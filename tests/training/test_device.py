@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.errors import RunError
-from torchcaps.training.device import has_bf16, resolve_device, resolve_precision
+from torchcaps.training.device import resolve_device, resolve_precision
 
 
 def test_auto_is_the_gpu_of_a_machine_that_has_one():
@@ -24,7 +24,6 @@ def test_auto_is_bf16_where_the_hardware_has_it(monkeypatch):
     assert resolve_precision("bf16", cpu) == "bf16"
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
-    assert not has_bf16(cpu)
     assert resolve_precision("auto", cpu) == "fp32"
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
     assert resolve_precision("auto", cpu) == "bf16"

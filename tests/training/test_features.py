@@ -54,8 +54,8 @@ def make_images(count=100, seed=0):
 
 def store(model, images, folder):
     """The features, and the file that they are in."""
-    features = stored.stored_features(model, images, verbose=False, folder=folder)
-    return features, folder / f"{stored._key(model, images)}.npy"
+    features = stored.stored_features(model, images, verbose=False)
+    return features, folder / "cache" / "features" / f"{stored._key(model, images)}.npy"
 
 
 def test_stored_features_are_those_of_the_images(encoder, tmp_path):
@@ -91,16 +91,16 @@ def test_other_images_or_weights_have_a_file_of_their_own(encoder, tmp_path):
     with torch.no_grad():
         model.backbone.module.conv.bias[0] += 1
     store(model, make_images(), tmp_path)
-    assert len(list(tmp_path.glob("*.done.npy"))) == 3
+    assert len(list(tmp_path.rglob("*.done.npy"))) == 3
 
 
 def test_files_and_features_that_cannot_be_used_are_refused(encoder, tmp_path, monkeypatch):
     model = make_model()
     images = make_images()
-    monkeypatch.setattr(stored.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
-    with pytest.raises(TrainingError, match="GB are free"):
-        store(model, images, tmp_path)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+        with pytest.raises(TrainingError, match="GB are free"):
+            store(model, images, tmp_path)
     _, file = store(model, images, tmp_path)
     np.save(file, np.zeros(3))
     with pytest.raises(TrainingError, match="delete this file"):

@@ -313,7 +313,7 @@ def test_a_resumed_run_may_be_elsewhere(stopped, finished):
     ("changes", "sentence"),
     [
         ({"step": "7"}, ""),
-        ({"step": -5}, "step: expected 0 to 6, got -5"),
+        ({"step": -5}, "step: expected between 0 and 6, got -5"),
         ({"other": 1}, ""),
     ],
 )

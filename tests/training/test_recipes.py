@@ -154,14 +154,14 @@ def test_an_unknown_recipe_suggests_the_nearest():
 def test_a_bad_recipe_file_is_named_with_its_fault(tmp_path, content, complaint):
     path = tmp_path / "bad.toml"
     path.write_text(content)
-    with pytest.raises(RunError, match=f"^recipe {path}: .*{re.escape(complaint)}"):
+    with pytest.raises(RunError, match=f"^{path}: is no readable recipe .*{re.escape(complaint)}"):
         load_recipe(str(path))
 
 
 def test_a_recipe_file_that_is_not_there_or_a_folder_is_named(tmp_path):
     (tmp_path / "folder.toml").mkdir()
     for name in ("absent.toml", "folder.toml"):
-        with pytest.raises(RunError, match=f"{name}: cannot be read"):
+        with pytest.raises(RunError, match=f"{name}: is no readable recipe"):
             load_recipe(str(tmp_path / name))
 
 
@@ -174,6 +174,6 @@ def test_a_registered_recipe_is_found_by_its_name(restore):
     for name in ("mine", "capsnet-digits"):
         with pytest.raises(ValueError, match=f"recipe: '{name}' is registered already"):
             register_recipe(name, content)
-    with pytest.raises(RunError, match="^recipe bad: the entry 'run' is missing"):
+    with pytest.raises(RunError, match="^bad: is no readable recipe .the entry 'run' is missing"):
         register_recipe("bad", {"title": "a title"})
     assert "bad" not in list_recipes()

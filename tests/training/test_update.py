@@ -12,7 +12,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.training import TrainConfig, fit, train
 from torchcaps.training.callbacks import copy_state
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer, register_optimizer
-from torchcaps.training.schedules import learning_rates, set_learning_rates
+from torchcaps.training.schedules import learning_rates
 
 from .makers import Watch, assert_resumes, resume, stop_after, tiny
 
@@ -96,11 +96,11 @@ def test_the_schedule_multiplies_the_rate_of_every_group():
     optimizer = optimizer_of(model, lr_scale={"*": 0.5, "stem.*": 0.1, "head.2.*": 1})
     names = {weight: name for name, weight in model.named_parameters()}
     for factor in (1.0, 0.25):
-        set_learning_rates(optimizer, learning_rates(optimizer, factor))
-        assert optimizer.param_groups[0]["lr"] == 0.5 * factor
+        group_rates = learning_rates(optimizer, factor)
+        assert group_rates[0] == 0.5 * factor
         rates = {}
-        for group in optimizer.param_groups:
-            rates |= {names[weight]: group["lr"] / factor for weight in group["params"]}
+        for group, rate in zip(optimizer.param_groups, group_rates, strict=True):
+            rates |= {names[weight]: rate / factor for weight in group["params"]}
         assert rates == {
             "stem.1.weight": 0.05,
             "stem.1.bias": 0.05,

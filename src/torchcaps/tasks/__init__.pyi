@@ -29,9 +29,6 @@ from torchcaps.tasks.pose_changes import (
 )
 from torchcaps.tasks.regress import Regress as Regress
 from torchcaps.tasks.segment import Segment as Segment
-from torchcaps.tasks.transform import (
-    Transform as Transform,
-    transformed_pairs as transformed_pairs,
-)
+from torchcaps.tasks.transform import Transform as Transform, transformed_pairs as transformed_pairs
 from torchcaps.tasks.tree import Tree as Tree, TreeEvaluation as TreeEvaluation
 from torchcaps.tasks.unsupervised import Unsupervised as Unsupervised

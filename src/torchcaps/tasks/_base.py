@@ -60,7 +60,7 @@ class ReportItem(NamedTuple):
     figure: Figure | None = None
     alt: str = ""
     heads: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+    rows: Sequence[tuple[str, ...]] = ()
 
 
 class Task(nn.Module):
@@ -109,9 +109,8 @@ class Task(nn.Module):
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
-    clip: ClassVar[float] = (
-        1.0  # largest norm of the gradient where the run leaves it open; 0 is any
-    )
+    # Largest norm of the gradient where the run leaves it open; 0 is any.
+    clip: ClassVar[float] = 1.0
     # Shares of a training at which the learning rate starts anew.
     lr_restarts: tuple[float, ...] = (0.0,)
     # In words: the models that the task takes, where not every model will do.
@@ -125,8 +124,8 @@ class Task(nn.Module):
         super().__init__()
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model) if declares(model) else self.default_spec
-        is_made_for_it = not self.requires or self.spec.task == self.name
-        if not is_made_for_it or self.spec.is_dense != self.is_dense:
+        is_of_another = self.requires and self.spec.task != self.name
+        if is_of_another or self.spec.is_dense != self.is_dense:
             unit = "pixels" if self.is_dense else "images"
             takes = self.requires or f"a model whose outputs are of {unit}"
             raise ArgumentError("task", f"{self.name} takes {takes}, got {type(model).__name__}")
@@ -289,8 +288,7 @@ def eval_outputs(
     parts = []
     rows = []
     with evaluating(task), autocast(device, precision):
-        index_batches = shard.split(task.eval_batch_size)
-        for batch in images.batches(index_batches, task.eval_targets(images)):
+        for batch in images.batches(shard.split(task.eval_batch_size), task.eval_targets(images)):
             for group in batch.to(device).by_size():
                 parts.append(task.eval_step(task.augment(group, Generator())))
                 rows.append(group.indices)
@@ -310,8 +308,8 @@ def evaluate_task(
     from torchcaps.tasks.metrics import extra_metrics
 
     outputs = eval_outputs(task, images, progress=progress)
-    extra = extra_metrics(task.config.task.metrics, outputs)
-    return task.evaluation(outputs, images).with_extra(extra)
+    evaluation = task.evaluation(outputs, images)
+    return evaluation.with_extra(extra_metrics(task.config.task.metrics, outputs))
 
 
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:
@@ -428,7 +426,7 @@ def drawing_error(
 
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
-    indices = torch.arange(min(count, len(images)))
+    indices = torch.arange(len(images))[:count]
     batch = next(images.batches([indices], task.eval_targets(images)))
     return task.augment(batch.to(device_of(task.model)).by_size()[0], Generator())
 

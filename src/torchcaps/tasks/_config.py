@@ -78,8 +78,9 @@ def complete_config(
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss
     if loss not in task.losses:
-        note = f"a loss of yours may need register_loss(task={task.name!r})"
-        raise UnknownNameError("loss", loss, task.losses, note)
+        raise UnknownNameError(
+            "loss", loss, task.losses, f"a loss of yours may need register_loss(task={task.name!r})"
+        )
     if config.task.metrics:
         from torchcaps.tasks.metrics import METRICS
 
@@ -90,9 +91,9 @@ def complete_config(
 
     if images is not None:
         # Recorded, so that a resumed run reads the images in the same way.
-        by_data: dict[str, Any] = {"storage": "memory"}
-        if isinstance(images, DiskDataset):
-            by_data["storage"] = "disk"
+        by_data: dict[str, Any] = {
+            "storage": "disk" if isinstance(images, DiskDataset) else "memory"
+        }
         # Decoders draw values in [0, 1], and of several classes what each looks like alone.
         has_several = "labels" in task.targets and "single_label" not in images.targets
         if has_several or images.preprocess is ArrayPreprocess:
@@ -114,9 +115,11 @@ def complete_config(
 
 def without_default_changes(config: TrainConfig) -> TrainConfig:
     """A copy without the augmentations that a model trained by its name has."""
-    names = [name for name, origin in config.origins.items() if origin == "model"]
-    infos = known_settings()
-    changes = {name: infos[name].default for name in names if infos[name].group == "augmentation"}
+    changes = {
+        name: setting.default
+        for name, setting in known_settings().items()
+        if setting.group == "augmentation" and config.origins.get(name) == "model"
+    }
     return config.replaced(changes, "default")
 
 
@@ -154,7 +157,7 @@ def read_settings(config: TrainConfig) -> dict[str, Any]:
         registry = CHOICES[setting.of]
         choice = values[setting.of]
         if name in registry.fact(choice):
-            defaults |= {name: READ_DEFAULTS.get(name, setting.default)}
+            defaults[name] = READ_DEFAULTS.get(name, setting.default)
         elif values[name] != setting.default:
             readers = [entry for entry in registry if name in registry.fact(entry)]
             raise ArgumentError(

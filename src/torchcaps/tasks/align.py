@@ -44,14 +44,7 @@ from torchcaps.functional.points import cross_matrix
 from torchcaps.functional.squash import full_precision
 from torchcaps.models import Aligned
 from torchcaps.registry import Registry
-from torchcaps.tasks._base import (
-    Outputs,
-    Predictions,
-    ReportItem,
-    Task,
-    first_batch,
-    register_task,
-)
+from torchcaps.tasks._base import Outputs, Predictions, ReportItem, Task, first_batch, register_task
 from torchcaps.transfer import evaluating, to_device, widen
 
 # Weights of the six losses.
@@ -120,8 +113,9 @@ class Align(Task):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Eight motions of each set, the same whatever other sets are in the batch."""
-        fixed = Generator().manual_seed(SEED)
-        return random_motions(len(images), NUM_VIEWS, images.in_chans, fixed)
+        return random_motions(
+            len(images), NUM_VIEWS, images.in_chans, Generator().manual_seed(SEED)
+        )
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
         """In training, the sets with two random motions."""
@@ -137,12 +131,12 @@ class Align(Task):
 
     def _losses_by_set(self, batch: Batch) -> Outputs:
         """The weighted sum "loss" and the six losses of each set, `[batch]`, by two views."""
-        aligned = self.model.align(torch.cat([view(batch, 0), view(batch, 1)]))
+        points = torch.cat([view(batch, 0), view(batch, 1)])
+        aligned = self.model.align(points)
         # The Chamfer distance is that of the first view alone: the first half of every field.
         first_views = Aligned(*(field[: len(batch.inputs)] for field in aligned))
-        terms = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first_views)}
-        weights = LOSSES[self.loss]
-        weighted = [weights[name] * losses for name, losses in terms.items()]
+        terms = capsule_losses(aligned, batch, points) | {"chamfer": self._chamfer(first_views)}
+        weighted = [LOSSES[self.loss][name] * losses for name, losses in terms.items()]
         return {"loss": torch.stack(weighted).sum(dim=0), **terms}
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
@@ -282,7 +276,7 @@ class Align(Task):
         return rows
 
 
-def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
+def capsule_losses(aligned: Aligned, batch: Batch, points: Tensor) -> Outputs:
     """Five losses of each set, `[batch]`; the sixth is the Chamfer distance of its drawing.
 
     Of the views a and b of a set, with the symbols of the top of this file. T is the motion from
@@ -297,6 +291,7 @@ def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
     Args:
         aligned: `[2 batch, ...]`, the first views of all sets, then their second views.
         batch: the sets and the motions.
+        points: of these views, `[2 batch, dim, points, 1]`.
     """
     keypoints = aligned.keypoints
     first, second = keypoints.chunk(2)
@@ -311,18 +306,17 @@ def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
 
         # |x_n - theta_k|^2 = |x_n|^2 + |theta_k|^2 - 2 x_n theta_k, as one table
         # [2 batch, points, capsules], whatever the number of coordinates.
-        points = torch.cat([view(batch, 0), view(batch, 1)]).squeeze(3).mT
+        points = points.squeeze(3).mT
         norms = points.square().sum(dim=2, keepdim=True)
         norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
         mass = aligned.attention.sum(dim=1)  # number of points of each capsule
         spread = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
-    errors = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
     # Losses of all views, [2 batch].
     views = {
         "localization": spread.sum(dim=1),
         "equilibrium": mass.var(dim=1),
-        "canonical": errors,
+        "canonical": (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1),
     }
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
@@ -350,8 +344,7 @@ def resultant_lengths(
     # The nearest rotation: singular values become 1, the last one -1 where all 1 would reflect.
     u[..., -1] *= torch.linalg.det(u @ vt).unsqueeze(1)
     nearest = u @ vt
-    agreement = torch.linalg.svdvals(nearest.mean(dim=0)).mean()
-    return lengths.mean(dim=1), agreement.item()
+    return lengths.mean(dim=1), torch.linalg.svdvals(nearest.mean(dim=0)).mean().item()
 
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
@@ -369,7 +362,7 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
 
 
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> dict[str, Tensor]:
-    """Random rigid motions, on the generator's device; see `view`.
+    """Random rigid motions, on the CPU; see `view`.
 
     Args:
         count: number of sets.
@@ -381,19 +374,16 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> di
         "rotation" `[count, views, dim, dim]`, uniform; "shift" `[count, views, dim]` in
         [-0.2, 0.2].
     """
-    device = generator.device
     if dim == 2:
-        angle = 2 * math.pi * torch.rand(count, views, generator=generator, device=device)
+        angle = 2 * math.pi * torch.rand(count, views, generator=generator)
         cos = angle.cos()
         sin = angle.sin()
         rotation = torch.stack([cos, -sin, sin, cos], dim=2).unflatten(2, (2, 2))
     else:
         # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the matrix of
         # the cross product with (x, y, z).
-        normal = torch.randn(count, views, 4, generator=generator, device=device)
-        quaternion = F.normalize(normal, dim=2)
+        quaternion = F.normalize(torch.randn(count, views, 4, generator=generator), dim=2)
         cross = cross_matrix(quaternion[..., 1:])
-        eye = torch.eye(3, device=device)
-        rotation = eye + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
-    uniform = torch.rand(count, views, dim, generator=generator, device=device)
-    return {"rotation": rotation, "shift": MAX_SHIFT * (2 * uniform - 1)}
+        rotation = torch.eye(3) + 2 * (quaternion[..., :1, None] * cross + cross @ cross)
+    shift = MAX_SHIFT * (2 * torch.rand(count, views, dim, generator=generator) - 1)
+    return {"rotation": rotation, "shift": shift}

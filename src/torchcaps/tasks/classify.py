@@ -187,12 +187,10 @@ class Classify(Task):
         if self.score == "accuracy" and largest > MAX_RATIO * smallest:
             self.score = "balanced_accuracy"
             sizes = counts.tolist()
-            small = images.classes[sizes.index(smallest)]
-            large = images.classes[sizes.index(largest)]
             self.score_reason = (
-                f"classes have from {smallest:,} ({small}) to {largest:,} ({large}) images: the "
-                "epoch is chosen by balanced accuracy, the mean accuracy of the classes"
-                f"{self.advice}"
+                f"classes have from {smallest:,} ({images.classes[sizes.index(smallest)]}) to "
+                f"{largest:,} ({images.classes[sizes.index(largest)]}) images: the epoch is chosen "
+                f"by balanced accuracy, the mean accuracy of the classes{self.advice}"
             )
 
     @classmethod
@@ -225,10 +223,7 @@ class Classify(Task):
         return full_precision(logits).softmax(dim=1)
 
     def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
-        """Labels `[batch]`, or 1 for the label and 0 for others `[batch, classes]`.
-
-        The latter is for a model whose classes have a sigmoid each.
-        """
+        """Labels `[batch]`; 1 and 0 `[batch, classes]` where classes have a sigmoid each."""
         if self.spec.multilabel and self.loss == "cross_entropy":
             return multi_hot(labels, num_classes).float()
         return labels
@@ -242,10 +237,15 @@ class Classify(Task):
     ) -> Tensor:
         """The loss without the reconstruction, a mean over the batch of `weights * loss`."""
         loss = self.losses[self.loss]
-        settings = self.config.task
         if weights is None:
-            return loss(scores, targets, fraction_trained, settings)
-        return (weights * image_losses(loss, scores, targets, fraction_trained, settings)).mean()
+            return loss(scores, targets, fraction_trained, self.config.task)
+        # Each image becomes a batch of its own.
+        batches = tree_map_only(Tensor, lambda x: x.unsqueeze(1), (scores, targets))
+        axes = tree_map(lambda leaf: None if leaf is None else 0, batches)
+        image_losses = torch.func.vmap(
+            lambda image, target: loss(image, target, fraction_trained, self.config.task), axes
+        )
+        return (weights * image_losses(*batches)).mean()
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
@@ -255,15 +255,14 @@ class Classify(Task):
         loss = self._compute_loss(scores, targets, fraction_trained, batch_weights(self, batch))
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight:
-            assert scores.capsules is not None
+            assert scores.capsules
             error = self._reconstruction_error(scores.capsules, batch)
             _, channels, *img_size = batch.inputs.shape
             num_values = channels * math.prod(self.spec.draw_size or img_size)
             pixel_weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + pixel_weight * error
-        # A mean in float64, or in float32 on a device without it.
-        losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()
+        losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()  # in float64
         losses["activation"] = scores.activation.detach()
         return losses
 
@@ -274,8 +273,7 @@ class Classify(Task):
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""
         scores = self.scores(batch.inputs)
-        num_outputs = scores.activation.shape[1]
-        check_range("outputs of the model", num_outputs, low=len(self.classes))
+        check_range("outputs of the model", scores.activation.shape[1], low=len(self.classes))
         outputs = {
             "activation": scores.activation.float(),
             "labels": batch.targets[self.targets[0]],
@@ -347,8 +345,9 @@ class Classify(Task):
         for values, order in zip(*activation.sort(descending=True, stable=True), strict=True):
             sorted_names = list(map(names.__getitem__, order.tolist()))
             ranked = dict(zip(sorted_names, values.tolist(), strict=True))
-            first = sorted_names[0]
-            rows.append({"label": first, "activation": float(values[0]), "activations": ranked})
+            rows.append(
+                {"label": sorted_names[0], "activation": float(values[0]), "activations": ranked}
+            )
         return rows
 
 
@@ -405,26 +404,3 @@ def image_weights(
     if labels.dim() == 1:
         return weights[labels]
     return (weights * labels).sum(dim=1) / labels.sum(dim=1)
-
-
-def image_losses(
-    loss: Callable[..., Tensor], scores: Any, targets: Tensor, *arguments: Any
-) -> Float[Tensor, " batch"]:
-    """The loss of each image by itself: as that of a batch of this one image.
-
-    Their mean is the loss of the batch, for a loss that is a mean over images.
-
-    Args:
-        loss: takes scores, targets and the arguments; returns a mean over a batch.
-        scores: tensors `[batch, ...]` or None, which may be nested in tuples.
-        targets: `[batch, ...]`.
-        arguments: what else the loss takes.
-    """
-
-    def image_loss(image_scores: Any, target: Tensor) -> Tensor:
-        batch = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
-        return loss(*batch, *arguments)
-
-    axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
-    losses: Tensor = torch.func.vmap(image_loss, in_dims=(axes, 0))(scores, targets)
-    return losses

@@ -42,9 +42,7 @@ def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
 
 
 def collapse_warnings(
-    activation: Float[Tensor, "n classes"],
-    labels: Shaped[Tensor, " n *classes"],
-    margin: float,
+    activation: Float[Tensor, "n classes"], labels: Shaped[Tensor, " n *classes"], margin: float
 ) -> list[str]:
     """Faults of class capsules on held-out images, one sentence each.
 
@@ -55,7 +53,7 @@ def collapse_warnings(
     """
     num_classes = activation.shape[1]
     state = collapse_state(activation)
-    if state is not None:
+    if state:
         advice = SATURATED_ADVICE if state == "saturated" else DEAD_ADVICE
         return [f"every class capsule is {state}: {advice}"]
 
@@ -77,9 +75,10 @@ def collapse_warnings(
     silent = (is_constant & occurs).nonzero().flatten().tolist()
     if not silent:
         return []
-    names = join_names(list(map(str, silent)), MAX_NAMES)
-    advice = f"train longer, or {SATURATED_ADVICE}"
-    return [f"class capsules {names} never change (dead or saturated): {advice}"]
+    return [
+        f"class capsules {join_names(list(map(str, silent)), MAX_NAMES)} never change (dead or "
+        f"saturated): train longer, or {SATURATED_ADVICE}"
+    ]
 
 
 def unpredicted_warnings(

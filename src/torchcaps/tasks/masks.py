@@ -43,6 +43,9 @@ def predict_masks(
 ) -> list[dict[str, Any]]:
     """Predict the masks of images, in inference mode.
 
+    An image is brought to the model's size as its training images were. A model that was trained on
+    windows of its images (`preprocess.crop`) looks at an image in tiles of this size.
+
     Args:
         task: a dense one.
         images: `[channels, height, width]` each, of any size: uint8, or floats in the range of the
@@ -58,10 +61,20 @@ def predict_masks(
         class; and the files written, "mask" and "overlay".
     """
     classes = model_metadata(task.model).classes
+
+    def predict(batch: Tensor) -> Tensor:
+        return task.predict_pixels(batch.to(device_of(task.model))).cpu()
+
     rows = []
     for image, name in zip(images, names, strict=True):
-        mask = predict_mask(task, image, preprocess).numpy()
-
+        if preprocess.crop is None:
+            # Whole: probabilities of the resized image are resized back.
+            probabilities = F.interpolate(
+                predict(preprocess(image).unsqueeze(0)), image.shape[1:], mode="bilinear"
+            )
+        else:
+            probabilities = predict_tiles(predict, to_float(image), preprocess.crop).unsqueeze(0)
+        mask = masks_from_probabilities(probabilities)[0].byte().numpy()
         shares = np.bincount(mask.flatten(), minlength=len(classes)) / mask.size
         label = 1 + int(shares[1:].argmax()) if mask.any() else 0
         row: dict[str, Any] = {
@@ -69,43 +82,14 @@ def predict_masks(
             "share": float(shares[label]),
             "shares": dict(zip(classes, shares.tolist(), strict=True)),
         }
-        if output is not None:
+        if output:
             row["mask"] = str(output / f"{name}_mask.png")
             row["overlay"] = str(output / f"{name}_overlay.png")
             write_mask(Path(row["mask"]), mask, len(classes))
-            pixels = to_float(image).mul(255).round().clamp(0, 255).to(torch.uint8)
-            overlay = overlaid(pixels.numpy(), mask, len(classes))
-            Image.fromarray(overlay).save(row["overlay"])
+            pixels = to_float(image).mul(255).round().clamp(0, 255).byte()
+            Image.fromarray(overlaid(pixels.numpy(), mask, len(classes))).save(row["overlay"])
         rows.append(row)
     return rows
-
-
-def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
-    """Predict the mask of one image.
-
-    The image is brought to the model's size as its training images were. A model that was trained
-    on windows of its images (`preprocess.crop`) looks at the image in tiles of this size.
-
-    Args:
-        task: a dense one.
-        image: `[channels, height, width]`, uint8, or floats in the range of the model.
-        preprocess: of the model.
-
-    Returns:
-        The class of each pixel, `[height, width]`, uint8.
-    """
-
-    def predict(batch: Tensor) -> Tensor:
-        return task.predict_pixels(batch.to(device_of(task.model))).cpu()
-
-    if preprocess.crop is None:
-        # Whole: probabilities of the resized image are resized back.
-        batch = preprocess(image).unsqueeze(0)
-        size = image.shape[1:]
-        probabilities = F.interpolate(predict(batch), size, mode="bilinear", align_corners=False)
-    else:
-        probabilities = predict_tiles(predict, to_float(image), preprocess.crop).unsqueeze(0)
-    return masks_from_probabilities(probabilities)[0].to(torch.uint8)
 
 
 def predict_tiles(
@@ -130,8 +114,10 @@ def predict_tiles(
     weight = ramp.unsqueeze(1) * ramp
 
     # First pixels of the tiles along each axis, the last of which ends with the image.
-    step = side - side // OVERLAP
-    starts = ([*range(0, length - side, step), length - side] for length in image.shape[1:])
+    starts = (
+        [*range(0, length - side, side - side // OVERLAP), length - side]
+        for length in image.shape[1:]
+    )
     sums: Any = 0
     for top, left in product(*starts):
         tile = image[:, top : top + side, left : left + side].unsqueeze(0)
@@ -158,7 +144,7 @@ def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     num_classes = 1 + probabilities.shape[1]
     shares = F.one_hot(masks, num_classes).flatten(1, 2).float().mean(dim=1)
 
-    pixels = images.mul(255).round().to(torch.uint8).cpu().numpy()
+    pixels = images.mul(255).round().byte().cpu().numpy()
     pictures = [
         torch.from_numpy(overlaid(image, mask, num_classes))
         for image, mask in zip(pixels, masks.numpy(), strict=True)

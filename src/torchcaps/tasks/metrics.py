@@ -4,7 +4,7 @@ A task gives outputs for each image, tensors by name (`Task.eval_step`), such as
 "labels". A metric is a function of some of them for all images of a data set.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float, Shaped
@@ -14,7 +14,6 @@ from torchcaps.data.classes import class_counts, multi_hot
 from torchcaps.evaluation import label_hits
 from torchcaps.registry import Registry
 from torchcaps.transfer import widen
-from torchcaps.words import join_names
 
 METRICS: Registry[Callable[..., Any]] = Registry("metric", needs=("activation", "labels"))
 register_metric = METRICS.register
@@ -30,7 +29,7 @@ list_metrics = METRICS.names
 
 
 def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute metrics of all images; those of `missing_outputs` are left out.
+    """Compute metrics of all images; those that need other outputs are left out.
 
     Args:
         names: of metrics. Raises UnknownNameError for one that is not registered.
@@ -41,27 +40,10 @@ def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[s
     """
     figures = {}
     for name in names:
-        function = METRICS[name]
         needs = METRICS.fact(name, "needs")
         if outputs.keys() >= set(needs):
-            figures[name] = float(function(*(outputs[key] for key in needs)))
+            figures[name] = float(METRICS[name](*map(outputs.get, needs)))
     return figures
-
-
-def missing_outputs(names: Sequence[str], outputs: Iterable[str]) -> Iterator[str]:
-    """A sentence on each metric that a task cannot give.
-
-    Args:
-        names: of metrics.
-        outputs: names of what `Task.eval_step` gives.
-    """
-    for name in names:
-        missing = [need for need in METRICS.fact(name, "needs") if need not in outputs]
-        if missing:
-            yield (
-                f"the metric {name} is left out: it needs {join_names(missing)}, and there are "
-                f"{join_names(list(outputs))}"
-            )
 
 
 @register_metric()
@@ -72,8 +54,7 @@ def brier_score(
 
     It is summed over classes, and a mean over images.
     """
-    errors = widen(activation - multi_hot(labels, activation.shape[1])).square()
-    return errors.sum(dim=1).mean()
+    return widen(activation - multi_hot(labels, activation.shape[1])).square().sum(dim=1).mean()
 
 
 @register_metric()

@@ -5,6 +5,7 @@ section 6. It differs from the task of one class an image (`Classify`) in its ta
 the k classes of an image, and in its reconstructions, one for each of them.
 """
 
+import torch
 from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, multi_hot
@@ -12,13 +13,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional.squash import full_precision
-from torchcaps.tasks._base import (
-    Outputs,
-    Predictions,
-    ReportItem,
-    drawing_error,
-    register_task,
-)
+from torchcaps.tasks._base import Outputs, Predictions, ReportItem, drawing_error, register_task
 from torchcaps.tasks.classify import Classify
 from torchcaps.types import Capsules
 
@@ -59,11 +54,11 @@ class Multilabel(Classify):
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"
             )
-        error = capsules.pose.new_zeros(())
-        for index, labels in enumerate(batch.targets["single_label"].T):
-            images = batch.targets["singles"][:, index]
-            error = error + drawing_error(self, capsules, images, labels)
-        return error
+        pairs = zip(
+            batch.targets["singles"].unbind(1), batch.targets["single_label"].T, strict=True
+        )
+        errors = [drawing_error(self, capsules, images, labels) for images, labels in pairs]
+        return torch.stack(errors).sum()
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)

@@ -73,14 +73,16 @@ class TransformingEvaluation(MetricResult):
     @property
     def summary(self) -> str:
         """`correlation of estimated and true dx 0.989, dy 0.988 on 1,000 pairs`."""
-        numbers = [f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names]
-        correlations = ", ".join(numbers)
+        correlations = ", ".join(
+            f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names
+        )
         return f"correlation of estimated and true {correlations} on {self.num_samples:,} pairs"
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON; None where there is no number."""
-        figures = super().to_dict()
-        return {name: figure if isfinite(figure) else None for name, figure in figures.items()}
+        return {
+            name: figure if isfinite(figure) else None for name, figure in super().to_dict().items()
+        }
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
@@ -226,11 +228,10 @@ def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
     """Mean squared errors per pixel: of the drawing, and of three images for comparison."""
     target = columns["target"]
     num_pixels = target[0].numel()
-    errors = {
+    return {
         f"{name}_mse": float(columns[f"{name}_error"].mean() / num_pixels)
         for name in ("pixel", "copy", "moved")
-    }
-    return errors | {"mean_mse": float((target - target.mean(dim=0)).square().mean())}
+    } | {"mean_mse": float((target - target.mean(dim=0)).square().mean())}
 
 
 def _cross_correlation(true: Tensor, predicted: Tensor) -> float:
@@ -262,7 +263,7 @@ def fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor
         The correlation and the slope, both `[...]`.
     """
     if weight is None:
-        weight = torch.ones(len(x), 1, dtype=x.dtype)
+        weight = x.new_ones(len(x), 1)
     total = weight.sum(dim=0)
     x = x - (x * weight).sum(dim=0) / total
     y = y - (y * weight).sum(dim=0) / total

@@ -24,14 +24,7 @@ from torchcaps.evaluation import ValueFigures, value_figures
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings
-from torchcaps.tasks._base import (
-    Outputs,
-    Predictions,
-    ReportItem,
-    Task,
-    evenly,
-    register_task,
-)
+from torchcaps.tasks._base import Outputs, Predictions, ReportItem, Task, evenly, register_task
 from torchcaps.transfer import to_device, widen
 from torchcaps.types import model_metadata
 
@@ -57,30 +50,6 @@ def huber(predicted: Tensor, true: Tensor, *_: Any) -> Tensor:
     return F.huber_loss(predicted, true)
 
 
-def value_facts(images: Dataset) -> dict[str, Any]:
-    """Names, means and standard deviations of the values of images.
-
-    Args:
-        images: with the target "value", `[n, values]`.
-
-    Raises:
-        ArgumentError: values that are not finite.
-    """
-    values = columns(images.targets["value"]).cpu().double()
-    if not values.isfinite().all():
-        raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
-    num_values = values.shape[1]
-    names = images.classes
-    if not len(names) == len(set(names)) == num_values:
-        names = tuple(f"value {index}" for index in range(num_values))
-    spread = values.std(dim=0, correction=0)
-    return {
-        "names": list(names),
-        "mean": values.mean(dim=0).tolist(),
-        "std": torch.where(spread > 0, spread, 1.0).tolist(),
-    }
-
-
 @register_task("regress")
 class Regress(Task):
     """Real numbers of an image, which poses of capsules say.
@@ -103,8 +72,21 @@ class Regress(Task):
                 "regress reads values from poses, and expected a model that declares them "
                 f"(spec.pose) and has a method capsules(images), got {type(self.model).__name__}",
             )
-        if images is not None:
-            self.target_facts = value_facts(images)
+        if images is None:
+            return
+        values = columns(images.targets["value"]).cpu().double()
+        if not values.isfinite().all():
+            raise ArgumentError("value", "expected finite numbers, got infinite ones or NaN")
+        num_values = values.shape[1]
+        names = images.classes
+        if not len(names) == len(set(names)) == num_values:
+            names = tuple(f"value {index}" for index in range(num_values))
+        spread = values.std(dim=0, correction=0)
+        self.target_facts = {
+            "names": list(names),
+            "mean": values.mean(dim=0).tolist(),
+            "std": torch.where(spread > 0, spread, 1.0).tolist(),
+        }
 
     @cached_property
     def _facts(self) -> tuple[list[str], Tensor, Tensor]:
@@ -144,15 +126,11 @@ class Regress(Task):
             f"[capsules={num_capsules}, pose={dim}]",
         )
 
-    def _compute_loss(self, predicted: Tensor, true: Tensor, fraction_trained: float) -> Tensor:
-        """The loss of standardized values."""
-        return LOSSES[self.loss](predicted, true, fraction_trained, self.config.task)
-
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, of standardized values."""
         predicted = self.read_values(batch.inputs)
         true = self._standardized(batch.targets["value"]).to(predicted.dtype)
-        loss = self._compute_loss(predicted, true, fraction_trained)
+        loss = LOSSES[self.loss](predicted, true, fraction_trained, self.config.task)
         return {"loss": loss, self.loss: loss}
 
     def eval_step(self, batch: Batch) -> Outputs:
@@ -176,7 +154,8 @@ class Regress(Task):
     def evaluation(self, outputs: Outputs, images: Dataset | None = None) -> ValueFigures:
         true = outputs["true"]
         predicted = outputs["predicted"]
-        loss = self._compute_loss(self._standardized(predicted), self._standardized(true), 1.0)
+        values = (self._standardized(predicted), self._standardized(true))
+        loss = LOSSES[self.loss](*values, 1.0, self.config.task)
         return value_figures(true, predicted, self._facts[0], loss=loss.item())
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
@@ -187,9 +166,7 @@ class Regress(Task):
         predicted = evaluation.predicted
         points = evenly(torch.arange(len(true)), MAX_POINTS)
         heads, rows = evaluation.table()
-        value_names = [*evaluation.per_value]
-        names = viz.canvas.drawable(value_names[:MAX_PANELS])
-        drawn = slice(MAX_PANELS)
+        value_names = list(evaluation.per_value)
         errors = self._standardized(predicted) - self._standardized(true)
         worst = errors.square().mean(dim=1).argsort(descending=True, stable=True)[:MAX_IMAGES]
         mistakes = []
@@ -205,11 +182,13 @@ class Regress(Task):
                 "for predictions as good as the mean. MAE and RMSE are in the units of the values; "
                 "where these differ, read them value by value.",
                 viz.predicted_transformations(
-                    true[points, drawn], predicted[points, drawn], names=names
+                    true[points, :MAX_PANELS],
+                    predicted[points, :MAX_PANELS],
+                    names=viz.canvas.drawable(value_names[:MAX_PANELS]),
                 ),
                 f"Predicted against true values of {len(points):,} test images, a panel a value.",
                 heads,
-                tuple(rows),
+                rows,
             ),
             ReportItem(
                 "errors",
@@ -220,16 +199,15 @@ class Regress(Task):
                 viz.image_rows({"image": images.float_images(worst).cpu()}),
                 f"{len(worst)} test images.",
                 ("Value", "True", "Predicted", "Error"),
-                tuple(mistakes),
+                mistakes,
             ),
         ]
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Predictions:
         """The values of each picture, by their names."""
-        names = self._facts[0]
-        rows = self._predict_values(images).tolist()
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        values = self._predict_values(images)
+        return [dict(zip(self._facts[0], row, strict=True)) for row in values.tolist()]
 
 
 def columns(values: Tensor) -> Tensor:

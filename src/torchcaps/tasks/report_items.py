@@ -4,7 +4,7 @@ The module needs matplotlib.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps import viz
 from torchcaps.data import Dataset
@@ -30,31 +30,41 @@ def classified(model: nn.Module, evaluation: Evaluation, images: Dataset) -> lis
     """Confusions, accuracy by class, calibration, examples; with a decoder, reconstructions."""
     spec = spec_of(model)
     indices = example_indices(evaluation.labels, per_class=2, seed=0)
-    items = [
-        confusions(evaluation),
-        by_class(evaluation),
-        calibrated(evaluation, spec),
-        examples(evaluation, images, evenly(indices, EXAMPLES)),
-    ]
-    if spec.decoder:
-        items.append(drawings(model, images, evenly(indices, PAIRS)))
-    return items
-
-
-def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> ReportItem:
-    """Test images beside the activations of their most active classes."""
-    return ReportItem(
+    shown = evenly(indices, EXAMPLES)
+    examples = ReportItem(
         "activations",
         "Examples",
         "Test images and the activations of their classes.",
         viz.activation_bars(
-            images.float_images(indices),
-            evaluation.activations[indices],
-            evaluation.labels[indices],
+            images.float_images(shown),
+            evaluation.activations[shown],
+            evaluation.labels[shown],
             classes=evaluation.classes,
         ),
-        f"{len(indices)} test images with bars for their most active classes.",
+        f"{len(shown)} test images with bars for their most active classes.",
     )
+    items = [confusions(evaluation), by_class(evaluation), calibrated(evaluation, spec), examples]
+    if spec.decoder:
+        indices = evenly(indices, PAIRS)
+        pixels = images.float_images(indices)
+        outputs = reconstructions(model, pixels)
+        error = (pixels.cpu() - outputs.images).square().mean()
+        drawings = ReportItem(
+            "reconstructions",
+            "Reconstructions",
+            "What the decoder draws from the pose of the most active capsule alone. Mean squared "
+            f"error per value of a pixel, over the images shown: {error:.4f}.",
+            viz.reconstructions(
+                pixels,
+                outputs.images,
+                images.labels[indices].cpu(),
+                predictions=outputs.predictions,
+                classes=images.classes,
+            ),
+            f"{len(indices)} test images above what the decoder draws of them.",
+        )
+        items.append(drawings)
+    return items
 
 
 def confusions(evaluation: Evaluation) -> ReportItem:
@@ -62,9 +72,8 @@ def confusions(evaluation: Evaluation) -> ReportItem:
     classes = evaluation.classes
     counts = evaluation.confusion
     mistakes = counts.clone().fill_diagonal_(0)
-    order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
     rows = []
-    for place in order.tolist():
+    for place in mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS].tolist():
         true, predicted = divmod(place, len(classes))
         count = int(mistakes[true, predicted])
         if count:
@@ -79,7 +88,7 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
         ("True class", "Taken for", "Images", "Of the true class"),
-        tuple(rows),
+        rows,
     )
 
 
@@ -92,17 +101,18 @@ def by_class(evaluation: Evaluation) -> ReportItem:
     rows = []
     for k in sorted(order[:MAX_ROWS]):
         row = per_class[k]
-        cells = (
-            row["name"],
-            str(k),
-            percent(row["accuracy"]),
-            f"{row['correct']:,}",
-            f"{row['count']:,}",
-            percent(row["precision"]),
-            rounded(row["f1"]),
-            rounded(row["auroc"]),
+        rows.append(
+            (
+                row["name"],
+                str(k),
+                percent(row["accuracy"]),
+                f"{row['correct']:,}",
+                f"{row['count']:,}",
+                percent(row["precision"]),
+                rounded(row["f1"]),
+                rounded(row["auroc"]),
+            )
         )
-        rows.append(cells)
     return ReportItem(
         "per_class",
         "Class by class",
@@ -114,23 +124,22 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         viz.per_class_bars(accuracies, evaluation.classes, [row["count"] for row in per_class]),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
-        tuple(rows),
+        rows,
     )
 
 
 def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     """Whether activations can be read as confidence."""
-    errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
     text = (
         "A calibrated model is right in 80 % of the cases in which it is 80 % sure. The expected "
-        f"calibration error of the largest {kind} is {percent(errors.length.error)}; 0 would be "
-        "perfect."
+        f"calibration error of the largest {kind} is "
+        f"{percent(evaluation.calibration.length.error)}; 0 would be perfect."
     )
     if spec.pose and not spec.logits:
         text += (
             f" The {kind} of a capsule is no probability, so it is also divided by the sum of all: "
-            f"the error is then {percent(errors.normalized.error)}."
+            f"the error is then {percent(evaluation.calibration.normalized.error)}."
         )
     return ReportItem(
         "calibration",
@@ -139,27 +148,6 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
         viz.calibration(evaluation.to_dict()["calibration"]),
         "Reliability diagrams: accuracy by confidence, over the number of images at each "
         "confidence.",
-    )
-
-
-def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
-    """Test images above what the decoder draws from the pose of the most active capsule alone."""
-    pixels = images.float_images(indices)
-    outputs = reconstructions(model, pixels)
-    error = (pixels.cpu() - outputs.images).square().mean()
-    return ReportItem(
-        "reconstructions",
-        "Reconstructions",
-        "What the decoder draws from the pose of the most active capsule alone. Mean squared error "
-        f"per value of a pixel, over the images shown: {error:.4f}.",
-        viz.reconstructions(
-            pixels,
-            outputs.images,
-            images.labels[indices].cpu(),
-            predictions=outputs.predictions,
-            classes=images.classes,
-        ),
-        f"{len(indices)} test images above what the decoder draws of them.",
     )
 
 

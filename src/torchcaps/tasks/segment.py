@@ -43,14 +43,7 @@ from torchcaps.evaluation.accuracy.pixels import (
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
-from torchcaps.tasks._base import (
-    BATCH,
-    Outputs,
-    ReportItem,
-    Task,
-    evenly,
-    register_task,
-)
+from torchcaps.tasks._base import BATCH, Outputs, ReportItem, Task, evenly, register_task
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
 from torchcaps.transfer import device_of, evaluating, to_device, widen
 from torchcaps.types import ModelSpec
@@ -196,9 +189,12 @@ class Segment(Task):
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open."""
-        weights = {"class_weights": "auto"} if "class_weights" in LOSSES.fact(loss) else {}
-        drawing = {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS} if spec.decoder else {}
-        return weights | drawing
+        settings: dict[str, Any] = {}
+        if "class_weights" in LOSSES.fact(loss):
+            settings["class_weights"] = "auto"
+        if spec.decoder:
+            settings["reconstruction"] = MEAN_ERROR_WEIGHT / MNIST_PIXELS
+        return settings
 
     def predict_pixels(self, images: Tensor) -> ClassMaps:
         """Probabilities of the foreground classes of images `[n, channels, height, width]`."""
@@ -263,34 +259,27 @@ class Segment(Task):
         check_shape(
             "model",
             prediction.probabilities,
-            ("batch", "classes without background", "height", "width"),
-            **{"classes without background": len(self.classes) - 1},
+            ("batch", "foreground_classes", "height", "width"),
+            foreground_classes=len(self.classes) - 1,
             height=height,
             width=width,
         )
         predicted = masks_from_probabilities(prediction.probabilities)
-        counts = pixel_counts(predicted, masks, len(self.classes))
         return {
-            "counts": torch.stack(counts, dim=1),
+            "counts": torch.stack(pixel_counts(predicted, masks, len(self.classes)), dim=1),
             "pixel_accuracy": widen((predicted == masks).flatten(1)).mean(dim=1),
             "loss": self.compute_loss(prediction, masks).expand(num_images),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of all images, by what `eval_step` gave: "loss", and means over classes."""
-        figures = self._mask_figures(outputs)
-        loss = outputs["loss"].double().mean().item()
+        figures = self.evaluation(outputs)
         return {
-            "loss": loss,
+            "loss": outputs["loss"].double().mean().item(),
             "dice": figures.dice,
             "iou": figures.iou,
             "boundary": figures.boundary,
         }
-
-    def _mask_figures(self, outputs: Outputs) -> MaskFigures:
-        """Metrics of all images together, by what `eval_step` gave."""
-        counts = PixelCounts(*outputs["counts"].unbind(dim=1))
-        return mask_figures(counts, outputs["pixel_accuracy"], self.classes)
 
     def warnings(self, outputs: Outputs, fraction_trained: float) -> list[str]:
         """Sentences about classes without a mask, and about a model that finds no class."""
@@ -302,9 +291,10 @@ class Segment(Task):
             sentences.append("the model takes every pixel for background")
         return sentences
 
-    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        """Metrics of test images, also of each class."""
-        return self._mask_figures(outputs)
+    def evaluation(self, outputs: Outputs, images: Dataset | None = None) -> MaskFigures:
+        """Metrics of all images together, also of each class, by what `eval_step` gave."""
+        counts = PixelCounts(*outputs["counts"].unbind(dim=1))
+        return mask_figures(counts, outputs["pixel_accuracy"], self.classes)
 
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
         """A plot of test images with true and predicted masks, and a table of metrics by class."""
@@ -312,9 +302,11 @@ class Segment(Task):
 
         examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
         pictures = examples.float_images()
-        device = device_of(self.model)
         with evaluating(self):  # one image at a time: they may be large
-            maps = [self.predict_pixels(picture.to(device)).cpu() for picture in pictures.split(1)]
+            maps = [
+                self.predict_pixels(picture.to(device_of(self.model))).cpu()
+                for picture in pictures.split(1)
+            ]
         predicted = masks_from_probabilities(torch.cat(maps))
         masks = examples.targets["mask"].cpu()
         heads, rows = evaluation.table()
@@ -327,6 +319,6 @@ class Segment(Task):
                 tiles.masks(pictures.cpu(), masks, predicted, classes=images.classes),
                 "Test images, and the same with true and predicted masks as colors over them.",
                 heads,
-                tuple(rows),
+                rows,
             )
         ]

@@ -87,8 +87,7 @@ class Transform(Task):
         for name in CHANGES:
             if self.model.pose == "translation" and self.ranges[name]:
                 raise ArgumentError(
-                    name,
-                    f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}",
+                    name, f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}"
                 )
         # The other augmentations change an image before two views are made of it.
         image_settings = replace(settings, **dict.fromkeys(self.ranges, 0))
@@ -102,8 +101,9 @@ class Transform(Task):
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Matrices of two views of each image, the same whatever other images are in the batch."""
-        fixed = Generator().manual_seed(SEED)
-        first, second = _random_views(images.img_size, len(images), self.ranges, fixed)
+        first, second = _random_views(
+            images.img_size, len(images), self.ranges, Generator().manual_seed(SEED)
+        )
         return {"first": first, "second": second}
 
     def augment(self, batch: Batch, generator: Generator) -> Batch:
@@ -128,8 +128,10 @@ class Transform(Task):
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Poses, presences and errors of each pair; see `compare_pairs`."""
-        compared = compare_pairs(self.model, pairs_of(batch))
-        return {name: values.float() for name, values in compared.items()}
+        return {
+            name: values.float()
+            for name, values in compare_pairs(self.model, pairs_of(batch)).items()
+        }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """The error, and the correlation of estimated and true transformations."""
@@ -157,12 +159,12 @@ class Transform(Task):
         columns = (column.float().cpu() for column in self.model.capsules(images))
         for pose, presence in zip(*columns, strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_CAPSULES].tolist()
-            capsules: list[dict[str, Any]] = [
+            capsules = [
                 {"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()}
                 for k in order
             ]
             rows.append(
-                {"capsule": order[0], "presence": capsules[0]["presence"], "capsules": capsules}
+                {"capsule": order[0], "presence": float(presence.max()), "capsules": capsules}
             )
         return rows
 
@@ -208,7 +210,7 @@ def _report_items(
             viz.predicted_transformations(*pairs, names=names, unit=unit),
             f"Estimated against true {' and '.join(names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
-            tuple(numbers),
+            numbers,
         ),
         ReportItem(
             "triplets",
@@ -219,7 +221,7 @@ def _report_items(
             "Test images, what the network draws when told a transformation, and the images so "
             "transformed.",
             ("Beside the target", "Mean squared error per pixel"),
-            tuple((words, f"{figures[f'{name}_mse']:.5f}") for words, name in errors.items()),
+            [(words, f"{figures[f'{name}_mse']:.5f}") for words, name in errors.items()],
         ),
         ReportItem(
             "generation",
@@ -265,7 +267,7 @@ def transformed_pairs(
     check_known("pose", pose, Pose)
     ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
     for name, limit in ranges.items():
-        check_range(name, limit, low=0, high=MAX_ZOOM if name == "zoom" else None)
+        check_range(name, limit, 0, MAX_ZOOM if name == "zoom" else None)
     if pose == "translation":
         ranges |= dict.fromkeys(CHANGES, 0.0)
     return _make_pairs(
@@ -286,10 +288,7 @@ def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -
 
 
 def _random_views(
-    img_size: Sequence[int],
-    count: int,
-    ranges: Mapping[str, float],
-    generator: Generator,
+    img_size: Sequence[int], count: int, ranges: Mapping[str, float], generator: Generator
 ) -> tuple[Matrices, Matrices]:
     """Matrices of two views of each of `count` images of this (height, width).
 

@@ -147,8 +147,7 @@ class Tree(Classify):
         """The loss of a batch, that of each level, and the accuracy of the finest classes."""
         if not self.knows_levels:
             return super().training_step(batch, fraction_trained)
-        labels = batch.targets["label"]
-        paths = self.ancestors[labels]
+        paths = self.ancestors[batch.targets["label"]]
         activations, predicted = self._predict_levels(batch.inputs)
         image_weights = batch_weights(self, batch)
         losses = [
@@ -156,7 +155,14 @@ class Tree(Classify):
             for activation, classes in zip(activations, paths.T, strict=True)
         ]
         is_right = predicted == paths  # [batch, levels]
-        weights = self._weights(is_right)
+        accuracy = None
+        if self.loss == DYNAMIC:
+            # Of this batch, over all processes. The authors take the accuracies of the batch
+            # before, which a resumed run would have to remember.
+            counts = F.pad(is_right.sum(dim=0).cpu(), (0, 1), value=len(is_right))
+            counts = all_reduce_sum(counts).double()
+            accuracy = counts[:-1] / counts[-1]
+        weights = level_weights(self.tree.sizes, accuracy).to(is_right.device, torch.float32)
         outputs = {"loss": (weights * torch.stack(losses)).sum(), self.loss: losses[-1]}
         for level, loss in enumerate(losses[:-1], start=1):
             outputs[f"{self.loss}_{level}"] = loss
@@ -168,22 +174,6 @@ class Tree(Classify):
         """Activations `[batch, classes]` of every level, and its most active classes."""
         activations = [capsules.activation for capsules in self.model.levels(images)]
         return activations, torch.stack([level.argmax(dim=1) for level in activations], dim=1)
-
-    def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
-        """Weights of the levels in this step; see `level_weights`.
-
-        Those of the dynamic loss depend on the accuracies of this batch, over all processes. The
-        authors take the accuracies of the batch before, which a resumed run would have to remember.
-
-        Args:
-            is_right: whether the predicted class is the true one.
-        """
-        accuracy = None
-        if self.loss == DYNAMIC:
-            counts = F.pad(is_right.sum(dim=0).cpu(), (0, 1), value=len(is_right))
-            counts = all_reduce_sum(counts).double()
-            accuracy = counts[:-1] / counts[-1]
-        return level_weights(self.tree.sizes, accuracy).to(is_right.device, torch.float32)
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Activations of the finest classes, labels, and predicted "paths" `[batch, levels]`."""
@@ -201,19 +191,51 @@ class Tree(Classify):
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of the finest classes, and of paths."""
-        truth = self.ancestors.cpu()[outputs["labels"]]
-        figures = path_figures(outputs["paths"], truth, self.tree)
+        figures = path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
         return super().compute_metrics(outputs) | {name: figures[name] for name in EPOCH_METRICS}
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        finest = vars(super().evaluation(outputs, images))
-        return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"])
+        finest = super().evaluation(outputs, images)
+        return TreeEvaluation(**vars(finest), tree=self.tree, paths=outputs["paths"])
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
-        return [*_level_items(evaluation), *super().report_items(evaluation, images)]
+        """A table of the metrics, and the confusions of all levels but the finest come first."""
+        from torchcaps import viz
+
+        items = [
+            ReportItem(
+                "tree",
+                "The label tree",
+                "Level 1 is the coarsest. Hierarchical accuracy is the harmonic mean of the "
+                "accuracies of the levels. A match is exact when all levels are right, and "
+                "consistent when each class is the parent of the next, right or wrong. Precision, "
+                "recall and F1 compare the predicted classes, with all of their ancestors, with "
+                "the true path.",
+                heads=("Figure", "Share"),
+                rows=[
+                    (in_words(name), percent(share)) for name, share in evaluation.hierarchy.items()
+                ],
+            )
+        ]
+        levels = zip(
+            evaluation.tree.levels[:-1], evaluation.truth.T, evaluation.paths.T, strict=False
+        )
+        for level, (names, truth, predicted) in enumerate(levels, start=1):
+            size = len(names)
+            counts = (truth * size + predicted).bincount(minlength=size**2).view(size, size)
+            items.append(
+                ReportItem(
+                    f"level-{level}",
+                    f"Groups of level {level}",
+                    "Rows are true groups, columns what they were taken for.",
+                    viz.confusion_matrix(counts, names),
+                    f"Confusion matrix of {size} groups.",
+                )
+            )
+        return items + super().report_items(evaluation, images)
 
     def predict(self, images: Tensor) -> Predictions:
-        labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        labels = torch.arange(len(images), device=images.device)  # of which nothing depends
         paths = self.eval_step(Batch(images, {"label": labels}, labels))["paths"].cpu()
         rows = super().predict(images)
         for row, path, consistent in zip(rows, paths, is_consistent(paths, self.tree), strict=True):
@@ -227,9 +249,9 @@ def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
 
     `tree.parents[level][k]` is the parent of class k of the next level.
     """
-    agrees = torch.ones(len(paths), dtype=torch.bool, device=paths.device)
+    agrees = paths.new_ones(len(paths), dtype=torch.bool)
     for level, parents in enumerate(tree.parents):
-        parent_of = torch.tensor(parents, device=paths.device)
+        parent_of = paths.new_tensor(parents)
         agrees &= parent_of[paths[:, level + 1]] == paths[:, level]
     return agrees
 
@@ -281,7 +303,7 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     classes = paths[:, depth:]  # none yet: [n, 0]
     for level in reversed(range(depth)):
         if level < depth - 1:
-            classes = torch.tensor(tree.parents[level], device=paths.device)[classes]
+            classes = paths.new_tensor(tree.parents[level])[classes]
         classes = torch.cat([paths[:, level : level + 1], classes], dim=1)
         num_common += (classes == truth[:, level : level + 1]).any(dim=1)
         # Number of different classes.
@@ -298,36 +320,3 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     figures = {f"level_{level}_accuracy": share for level, share in enumerate(accuracies, start=1)}
     figures["hierarchical_accuracy"] = harmonic_mean
     return figures | {name: widen(share).mean().item() for name, share in shares.items()}
-
-
-def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
-    """For a report: a table of the metrics, and the confusions on every level but the finest."""
-    from torchcaps import viz
-
-    figures = evaluation.hierarchy.items()
-    items = [
-        ReportItem(
-            "tree",
-            "The label tree",
-            "Level 1 is the coarsest. Hierarchical accuracy is the harmonic mean of the accuracies "
-            "of the levels. A match is exact when all levels are right, and consistent when each "
-            "class is the parent of the next, right or wrong. Precision, recall and F1 compare the "
-            "predicted classes, with all of their ancestors, with the true path.",
-            heads=("Figure", "Share"),
-            rows=tuple((in_words(name), percent(share)) for name, share in figures),
-        )
-    ]
-    levels = zip(evaluation.tree.levels[:-1], evaluation.truth.T, evaluation.paths.T, strict=False)
-    for level, (names, truth, predicted) in enumerate(levels, start=1):
-        size = len(names)
-        counts = (truth * size + predicted).bincount(minlength=size**2).view(size, size)
-        items.append(
-            ReportItem(
-                f"level-{level}",
-                f"Groups of level {level}",
-                "Rows are true groups, columns what they were taken for.",
-                viz.confusion_matrix(counts, names),
-                f"Confusion matrix of {size} groups.",
-            )
-        )
-    return items

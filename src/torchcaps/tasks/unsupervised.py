@@ -209,8 +209,7 @@ class Unsupervised(Task):
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """Metrics of test images, by the clusters that the training found."""
-        metrics = self.eval().compute_metrics(outputs)
-        return MetricResult(metrics, len(images), "accuracy_presence")
+        return MetricResult(self.eval().compute_metrics(outputs), len(images), "accuracy_presence")
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""
@@ -306,7 +305,7 @@ def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
         viz.image_rows(pictures),
         f"For {len(pictures)} objects, {len(ranking)} images and what the object explains of them.",
         ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"),
-        tuple(table),
+        table,
     )
 
 
@@ -372,7 +371,7 @@ def dynamic_penalty(objects: Objects) -> Float[Tensor, ""]:
 
 def logit_directions(presence: Float[Tensor, "n objects"]) -> Float[Tensor, "n objects"]:
     """z = logit(a) / |logit(a)|: logits of presences, scaled to length 1."""
-    return F.normalize(presence.logit(eps=LOGIT_EPS), dim=1)
+    return F.normalize(presence.logit(LOGIT_EPS))
 
 
 def contrastive_loss(presence: Float[Tensor, "two_batches objects"]) -> Float[Tensor, ""]:

@@ -116,7 +116,7 @@ def train(
             callbacks=[folder, *callbacks],
             verbose=False,
         )
-    if folder.end is not None:
+    if folder.end:
         raise folder.end
     ranks.broadcast(None)  # the others wait for what the first process writes
     return run

@@ -21,7 +21,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from torchcaps.distributed import current
 from torchcaps.errors import printable
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainingSettings
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
 Losses = dict[str, float]
-SECOND_START = "the training starts again, once, with a tenth of the learning rate"
 
 
 Row = Json  # of the metrics
@@ -154,14 +152,17 @@ class SecondStart(Callback):
         if not (self.weights and is_newest and state.step in (1, trainer.probe_step)):
             return
         # `cat` joins the samples of all ranks.
-        ranks = current()
-        samples = {name: ranks.cat(x.detach()) for name, x in trainer.losses.items() if x.dim()}
+        cat = trainer.ranks.cat
+        samples = {name: cat(x) for name, x in trainer.losses.items() if x.dim()}
         collapse = trainer.task.detect_collapse(samples) or ""
         if state.step == 1:  # computed before the weights changed
             state.initial_collapse = collapse
         elif collapse not in ("", state.initial_collapse):
             lr = (trainer.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
-            reason = f"{collapse} after step {state.step}; {SECOND_START} ({lr:g})"
+            reason = (
+                f"{collapse} after step {state.step}; the training starts again, once, with a "
+                f"tenth of the learning rate ({lr:g})"
+            )
             trainer.restart(self.weights, RESTART_LR_SCALE, reason)
 
 
@@ -173,8 +174,7 @@ class EarlyEnd(Callback):
     def on_start(self, trainer: "Trainer") -> None:
         state = trainer.state
         epoch = state.step // trainer.steps_per_epoch
-        settings = trainer.config.training
-        reason = early_end(settings, epoch, state.best_epoch, state.best_score)
+        reason = early_end(trainer.config.training, epoch, state.best_epoch, state.best_score)
         if reason and state.step < trainer.total_steps:
             trainer.messages.append(reason)
             trainer.is_finished = True
@@ -207,8 +207,9 @@ class ProgressBar(Callback):
 
     def on_step(self, trainer: "Trainer", losses: Losses) -> None:
         self._print_messages(trainer)
-        description = f"loss {losses['loss']:.4f}"
-        self.bar.update(self.task, completed=int(losses["step"]), description=description)
+        self.bar.update(
+            self.task, completed=losses["step"], description=f"loss {losses['loss']:.4f}"
+        )
 
     def on_epoch(self, trainer: "Trainer", row: Row) -> None:
         parts = [f"epoch {row['epoch']}/{row['epochs']}"]
@@ -220,8 +221,9 @@ class ProgressBar(Callback):
                     metrics.append(f"{name.removeprefix(prefix).replace('_', ' ')} {number}")
             parts.append(f"{title}: {', '.join(metrics)}")
         parts.append(f"{row['images_per_second']:.0f} images/s")
-        warnings = [f"\nwarning: {text}" for text in row["warnings"]]
-        self._print("  ".join(parts) + "".join(warnings))
+        for text in row["warnings"]:
+            parts[-1] += f"\nwarning: {text}"
+        self._print("  ".join(parts))
 
     def on_end(self, trainer: "Trainer") -> None:
         self._print_messages(trainer)
@@ -255,7 +257,7 @@ def progress_bar(title: str) -> Progress:
 
 def copy_state(model: torch.nn.Module) -> Tensors:
     """A copy of the state of a model, on its device."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_score: float) -> str:
@@ -271,7 +273,7 @@ def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_scor
     if settings.stop_at is not None and best_score >= settings.stop_at:
         return f"epoch {best_epoch} has reached stop_at: the training ends"
     num_epochs = epoch - max((best_epoch, *settings.extended_at))
-    if settings.patience is not None and num_epochs >= settings.patience:
+    if settings.patience and num_epochs >= settings.patience:
         return (
             f"none of the last {num_epochs} epochs was better than epoch {best_epoch}: the "
             "training ends (patience)"

@@ -7,7 +7,6 @@ itself: whoever loads the file passes the function, or has imported its module b
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -19,13 +18,7 @@ from torch import Tensor, nn
 from torchcaps import plugins
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
-from torchcaps.errors import (
-    ArgumentError,
-    RunError,
-    UnknownNameError,
-    check_range,
-    one_line,
-)
+from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_range, one_line
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import OptionError as OptionError, construct_model, option_error
@@ -75,8 +68,13 @@ def describe_model(
         preprocess: what `predict` applies to a picture.
         task: name of the task it was trained for.
     """
-    model = {"model": name, "options": options, "task": task, "classes": list(classes)}
-    return model | {"preprocess": preprocess and preprocess.to_dict()}
+    return {
+        "model": name,
+        "options": options,
+        "task": task,
+        "classes": list(classes),
+        "preprocess": preprocess and preprocess.to_dict(),
+    }
 
 
 def build_model(
@@ -103,8 +101,9 @@ def build_model(
     """
     for key, kind in (("model", str), ("options", dict), ("classes", list)):
         if not isinstance(description[key], kind):
-            problem = f"expected {kind.__name__}, got {one_line(repr(description[key]))}"
-            raise ArgumentError(key, problem)
+            raise ArgumentError(
+                key, f"expected {kind.__name__}, got {one_line(repr(description[key]))}"
+            )
     name = description["model"]
     options = description["options"]
     classes = tuple(map(str, description["classes"]))
@@ -112,8 +111,8 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        with nullcontext() if generator is None else use_generator(generator):
-            if builder is not None:
+        with use_generator(generator):
+            if builder:
                 model = builder(**options)
             else:
                 assert preprocess is not None
@@ -137,7 +136,7 @@ def build_model(
     if not isinstance(model, nn.Module):
         raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
     changes: Json = {}
-    if builder is not None:
+    if builder:
         changes = {"spec": _read_spec(description), "builder": builder, "options": options}
     set_model_metadata(
         model,
@@ -228,7 +227,7 @@ def save(
         raise RunError(f"{path}: is the folder of a run; name another path")
     model = find_network(model)
     metadata = model_metadata(model)
-    if builder is not None:
+    if builder:
         metadata = replace(metadata, builder=builder, options=options or {})
     elif options is not None:
         raise ArgumentError("options", "expected a builder beside them, got none")
@@ -277,7 +276,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     preprocess = metadata.preprocess
     classes = metadata.classes
     builder: Any = metadata.builder
-    if builder is not None:
+    if builder:
         module = getattr(builder, "__module__", None)
         name = getattr(builder, "__qualname__", None)
         if not (module and name and _find(module, name) == builder):
@@ -314,7 +313,7 @@ def describe(model: nn.Module, metadata: ModelMetadata | None = None) -> Json:
     description = describe_model(name, options, classes, preprocess, task)
     if metadata.targets:
         description["targets"] = metadata.targets
-    if builder is not None and metadata.spec is not None:
+    if builder and metadata.spec:
         description["spec"] = asdict(metadata.spec)
     if metadata.calibration:
         description["calibration"] = dict(metadata.calibration)
@@ -367,8 +366,8 @@ def load(
     elif builder is None:
         # Of a module that was imported by `--import`, what the module itself defines.
         module, _, function = description["model"].partition(SEPARATOR)
-        names = plugins.imported()  # of modules and files
-        imported = [Path(name).stem if name.endswith(".py") else name for name in names]
+        # Names of modules, and paths of files.
+        imported = [Path(name).name.removesuffix(".py") for name in plugins.imported()]
         if module in imported and not any(part.startswith("_") for part in function.split(".")):
             builder = _find(module, function)
         if not (callable(builder) and getattr(builder, "__module__", None) == module):
@@ -382,14 +381,15 @@ def load(
             with on_meta():  # compared before the tensors or the model take memory
                 model = build_model(description)
             check_fit(shapes, model)
-        if builder is not None or not _is_in_state(model):
+        if builder or not _is_in_state(model):
             # Its weights are replaced below; the caller's generator is untouched.
             model = build_model(description, torch.Generator(), builder)
             check_fit(shapes, model)
         tensors, _ = load_tensors(path)
-        state = {}  # in the types and the order of the tensors of the model
-        for name, tensor in model.state_dict().items():
-            state[name] = tensors[name].to(tensor.dtype, copy=True)
+        state = {  # in the types and the order of the tensors of the model
+            name: tensors[name].to(tensor.dtype, copy=True)
+            for name, tensor in model.state_dict().items()
+        }
         model.load_state_dict(state, assign=True)
         check_numbers(model.state_dict())
     except RunError:

@@ -19,12 +19,10 @@ from torchcaps.training.callbacks import Callback, Row, copy_state
 from torchcaps.training.fitting import fit
 from torchcaps.training.inputs import image_tensor
 from torchcaps.training.loop import Trainer
-from torchcaps.transfer import device_of
 from torchcaps.types import Json, Tensors
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.preprocessing import LabelEncoder
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -131,12 +129,11 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             weights = _check_sample_weight(sample_weight, rows, ensure_non_negative=True)
             is_used = weights > 0
             rows, labels, weights = rows[is_used], labels[is_used], weights[is_used]
-        encoder = LabelEncoder().fit(labels)
-        self.classes_ = encoder.classes_
+        self.classes_, indices = np.unique(labels, return_inverse=True)
         num_classes = len(self.classes_)
         if num_classes < 2:
             raise ValueError(f"expected labels of 2 or more classes, got {num_classes} class")
-        targets = {"label": torch.from_numpy(encoder.transform(labels)).long()}
+        targets = {"label": torch.from_numpy(indices).long()}
         if weights is not None:
             targets["weight"] = torch.from_numpy(weights / weights.mean()).float()
 
@@ -165,7 +162,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
             verbose=False,
             **(self.settings or {}),
         )
-        if last.weights is not None:
+        if last.weights:
             self.model_.load_state_dict(last.weights)
         if self.is_table_:
             self.model_.double()  # as precise as the rows
@@ -182,8 +179,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         rows = validate_data(self, X, allow_nd=True, reset=False)
-        images = self._images(rows).to(device_of(self.model_))
-        activation = image_activations(self.model_, images).double()
+        activation = image_activations(self.model_, self._images(rows)).double()
         activation += torch.finfo(torch.float32).tiny  # where no class is there, all are as likely
         return (activation / activation.sum(dim=1, keepdim=True)).numpy()
 
@@ -204,8 +200,7 @@ class CapsuleClassifier(ClassifierMixin, BaseEstimator):
         if self.is_table_:
             return torch.from_numpy(rows).double()[:, :, None, None]
         if self.img_shape is not None and rows.ndim == 2:
-            size = math.prod(self.img_shape)
-            if rows.shape[1] != size:
+            if rows.shape[1] != math.prod(self.img_shape):
                 raise ArgumentError(
                     "img_shape",
                     f"expected a shape of {rows.shape[1]} numbers, got {self.img_shape}",

@@ -16,13 +16,11 @@ import torch
 
 from torchcaps import plugins
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, RunError, TrainingError, check_range
+from torchcaps.errors import ArgumentError, RunError, TrainingError, check_positive, check_range
 from torchcaps.types import Json
 
 # Kinds of devices beside the CPU, in the order in which "auto" looks for them.
 ACCELERATORS = ("cuda", "xpu", "mps")
-# The type that matrix products and convolutions take under autocast.
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 PAUSE = 0.03  # seconds, in which other programs come and go
 SLOWDOWN = 3.0  # time of all threads over that of one from which one is taken
@@ -38,10 +36,8 @@ def resolve_device(name: str) -> torch.device:
     if name.isdecimal():
         name = f"cuda:{name}"
     if name == "auto":
-        for accelerator in ACCELERATORS:
-            if getattr(torch, accelerator).is_available():
-                return torch.device(accelerator)
-        return torch.device("cpu")
+        usable = (kind for kind in ACCELERATORS if getattr(torch, kind).is_available())
+        name = next(usable, "cpu")
     try:
         device = torch.device(name)
         if torch.zeros(1, device=device).item() != 0:  # "meta" has no values at all
@@ -64,21 +60,13 @@ def resolve_precision(name: str, device: torch.device) -> str:
         )
     if name != "auto":
         return name
-    return "bf16" if has_bf16(device) else "fp32"
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 run in hardware."""
+    is_fast = False  # whether bfloat16 is multiplied in hardware
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu":
-        return False
-    # torch offers no public question for these CPU features.
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        is_supported = getattr(torch.cpu, name, None)
-        if is_supported is not None and is_supported():
-            return True
-    return False
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":  # torch offers no public question for these features
+        for question in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+            is_fast = is_fast or getattr(torch.cpu, question, bool)()
+    return "bf16" if is_fast else "fp32"
 
 
 @contextmanager
@@ -93,22 +81,22 @@ def arithmetic(device: torch.device, precision: str, deterministic: bool) -> Ite
         deterministic: whether operations that give other bits each time raise RuntimeError.
     """
     cudnn: Any = torch.backends.cudnn
-    settings = [torch.backends.cuda.matmul, cudnn.conv]
-    rules = [(group, group.fp32_precision) for group in settings]
+    groups = [torch.backends.cuda.matmul, cudnn.conv]
+    rules = [group.fp32_precision for group in groups]
     mode = torch.get_deterministic_debug_mode()
-    autotunes = torch.backends.cudnn.benchmark
+    autotunes = cudnn.benchmark
     try:
         if device.type == "cuda":
-            for group in settings:
+            for group in groups:
                 group.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         if deterministic:
-            torch.backends.cudnn.benchmark = False
+            cudnn.benchmark = False
             torch.set_deterministic_debug_mode("error")
         yield
     finally:
-        for group, rule in rules:
+        for group, rule in zip(groups, rules, strict=True):
             group.fp32_precision = rule
-        torch.backends.cudnn.benchmark = autotunes
+        cudnn.benchmark = autotunes
         torch.set_deterministic_debug_mode(mode)
 
 
@@ -134,7 +122,7 @@ def memory_errors(batch_size: int = 1) -> Iterator[None]:
         raise
 
 
-def set_threads(argument: str, count: object) -> None:
+def set_threads(argument: str, count: Any) -> None:
     """Let torch take so many threads, also in trainings to come.
 
     Args:
@@ -149,12 +137,11 @@ def set_threads(argument: str, count: object) -> None:
     _default = 0
 
 
-def check_threads(argument: str, count: object) -> int:
+def check_threads(argument: str, count: Any) -> int:
     """The count, if it is a number of threads that a machine can start; else ArgumentError."""
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise ArgumentError(argument, f"expected a whole number, got {count!r}")
-    check_range(argument, count, low=1, high=max(MAX_THREADS, os.cpu_count() or 1))
-    return count
+    check_positive(**{argument: count})
+    check_range(argument, count, high=max(MAX_THREADS, os.cpu_count() or 1))
+    return int(count)
 
 
 @contextmanager
@@ -177,7 +164,7 @@ def training_threads(device: torch.device, resumed: int | None = None) -> Iterat
     is_chosen = (
         count != _default or "OMP_NUM_THREADS : [not set]" not in torch.__config__.parallel_info()
     )
-    if resumed is not None:
+    if resumed:
         if _default:
             count = resumed
     elif count > 1 and not is_chosen and device.type == "cpu" and current().world_size == 1:
@@ -218,7 +205,6 @@ def environment() -> Json:
 
     Modules that a command was told to import (`--import`) are "imports".
     """
-    modules = plugins.imported()
     facts = {
         "torchcaps": package_version("torchcaps"),
         "torch": torch.__version__,
@@ -229,7 +215,7 @@ def environment() -> Json:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    if modules:
+    if modules := plugins.imported():
         facts["imports"] = modules
     return facts
 

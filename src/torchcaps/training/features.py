@@ -46,9 +46,8 @@ class FeaturePreprocess(Preprocess, kind="features"):
 
 def _key(model: Any, images: Dataset) -> str:
     """A name for the features that this backbone gives of these images."""
-    state = {name: x.cpu().contiguous() for name, x in model.backbone.state_dict().items()}
-    inputs = identities(images)["inputs"].contiguous()
-    checksums = [checksum(state), checksum({"images": inputs})]
+    state = {name: x.cpu() for name, x in model.backbone.state_dict().items()}
+    checksums = [checksum(state), checksum({"images": identities(images)["inputs"]})]
     text = f"{checksums} {model.backbone} {model.feature_shape} {model.image_shape}"
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
@@ -60,9 +59,8 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
         TrainingError: it cannot be made or read, or is of another shape.
     """
     try:
-        if not path.exists():
-            return np.lib.format.open_memmap(path, "w+", dtype, shape)
-        table = np.lib.format.open_memmap(path, "r+")
+        mode = "r+" if path.exists() else "w+"
+        table = np.lib.format.open_memmap(path, mode, dtype, shape)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: is no readable file of features ({error})") from error
     if table.shape != shape or table.dtype != dtype:
@@ -83,8 +81,13 @@ def feature_set(features: Tensor, labels: Any, in_features: int) -> Dataset:
     """
     check_features(features, features=in_features)
     targets = read_targets(labels)
-    maps = as_map(features).movedim(-1, 1)
-    return Dataset(maps, targets.tensors, targets.classes, "features", preprocess=FeaturePreprocess)
+    return Dataset(
+        as_map(features).movedim(-1, 1),
+        targets.tensors,
+        targets.classes,
+        "features",
+        preprocess=FeaturePreprocess,
+    )
 
 
 def can_store(model: nn.Module, images: Dataset) -> bool:
@@ -98,7 +101,7 @@ def can_store(model: nn.Module, images: Dataset) -> bool:
 def without_augmentation(config: TrainConfig) -> TrainConfig:
     """A complete configuration without augmentations; ArgumentError for one that is asked for."""
     refuse_augmentations(config.augmentation, REASON)
-    if config.data.crop is not None:
+    if config.data.crop:
         raise ArgumentError("crop", f"expected none for {REASON}, got {config.data.crop}")
     switches = {}
     for augmentation in ordered_augmentations():
@@ -108,28 +111,26 @@ def without_augmentation(config: TrainConfig) -> TrainConfig:
     return config.updated(**switches)
 
 
-def stored_features(
-    model: Any, images: Dataset, verbose: bool, folder: Path | None = None
-) -> Dataset:
+def stored_features(model: Any, images: Dataset, verbose: bool) -> Dataset:
     """A set with features in place of images, computed where they are missing.
 
     Args:
         model: with a frozen backbone, whose specification declares `features`.
         images: to train on, or to validate with, in memory or on disk.
-        verbose: say on stderr what is computed, and where it is kept.
-        folder: of the file; by default `features` in the cache folder.
+        verbose: say on stderr what is computed, and where it is kept: `features` in the cache
+            folder.
 
     Raises:
         TrainingError: the file cannot be made, or is damaged; or the disk is full.
         ArgumentError: features that are not finite in half precision.
     """
-    folder = default_cache_dir() / "features" if folder is None else folder
+    folder = default_cache_dir() / "features"
     make_folder(folder)
     path = folder / f"{_key(model, images)}.npy"
     with main_first(), FileLock(path.with_suffix(".lock")):
         table = _open(path, np.float16, (len(images), *model.feature_shape))
         is_done = _open(path.with_suffix(".done.npy"), np.bool_, (len(images),))
-        missing = torch.from_numpy(~is_done).nonzero().flatten()
+        missing = torch.from_numpy(np.flatnonzero(~is_done))
         if verbose:
             print(
                 f"features of the frozen backbone for {len(images):,} images: "

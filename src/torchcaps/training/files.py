@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 
 from torchcaps.errors import RunError, TrainingError, check_regular, one_line, read_text
-from torchcaps.types import Json, Tensors
+from torchcaps.types import Json, StrPath, Tensors
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
@@ -61,9 +61,9 @@ def atomic(path: Path, previous: Path | None = None) -> Iterator[Path]:
             os.replace(path, previous)
         move(partial, path)
     except OSError as error:
-        reason = error.strerror or str(error)
         raise TrainingError(
-            f"{path}: cannot be written ({reason}); what was there before is unchanged"
+            f"{path}: cannot be written ({error.strerror or error}); "
+            "what was there before is unchanged"
         ) from error
     finally:
         rmtree(partial, ignore_errors=True)
@@ -97,11 +97,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
+def reading(path: StrPath, kind: str, advice: str = "") -> Iterator[None]:
     """Raise RunError for a file whose reading fails.
 
     Args:
-        path: of the file.
+        path: of the file, or its name.
         kind: what it should be, in words.
         advice: end of the sentence.
     """
@@ -109,9 +109,12 @@ def reading(path: Path, kind: str, advice: str = "") -> Iterator[None]:
         yield
     except RunError:
         raise
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
-        is_deep = isinstance(error, RecursionError)
-        reason = "it is nested too deep" if is_deep else one_line(str(error))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        reason = "it is nested too deep"
+        if isinstance(error, KeyError):
+            reason = f"the entry {error} is missing"
+        elif not isinstance(error, RecursionError):
+            reason = one_line(str(error))
         raise RunError(f"{path}: is no readable {kind} ({reason}){advice}") from error
 
 
@@ -163,11 +166,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def save_tensors(
-    path: Path,
-    tensors: Tensors,
-    description: Json,
-    *,
-    previous: Path | None = None,
+    path: Path, tensors: Tensors, description: Json, *, previous: Path | None = None
 ) -> None:
     """Write tensors and a JSON-ready description as one file, by `atomic`.
 
@@ -208,8 +207,7 @@ def load_tensors(path: Path) -> tuple[Tensors, Json]:
     Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
     """
     with _opened(path) as (file, content):
-        names = list(file.keys())
-        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if content.pop("crc32", None) != checksum(tensors, content):
             raise ValueError("its content does not match its checksum")
         del content["format"]
@@ -226,8 +224,7 @@ def read_header(path: Path) -> tuple[Tensors, Json]:
     with _opened(path) as (file, content):
         for name in file.keys():  # noqa: SIM118
             part = file.get_slice(name)
-            is_floating = part.get_dtype().startswith(("F", "BF"))
-            dtype = torch.float32 if is_floating else torch.int64
+            dtype = torch.float32 if "F" in part.get_dtype() else torch.int64
             tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
         return tensors, content
 
@@ -246,7 +243,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
             raise ValueError(
                 f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
             )
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, "pt") as file:
             content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
             if not isinstance(content, dict):
                 raise RunError(
@@ -262,10 +259,10 @@ def _opened(path: Path) -> Iterator[tuple[Any, Json]]:
 def checksum(tensors: Tensors, content: Json | None = None) -> int:
     """CRC-32 of tensors and of `content`, which is JSON-ready.
 
-    Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.
+    Names, types, sizes and bytes of the tensors count; they are on the CPU.
     """
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(tensor.detach().reshape(-1).view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc

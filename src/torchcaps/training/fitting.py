@@ -17,14 +17,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps import training
-from torchcaps.data import Dataset, few_labels, match_classes
+from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, counted
@@ -39,15 +38,10 @@ from torchcaps.training.callbacks import (
     ProgressBar,
     SecondStart,
 )
-from torchcaps.training.device import (
-    memory_errors,
-    resolve_device,
-    resolve_precision,
-    training_threads,
-)
+from torchcaps.training.device import memory_errors, resolve_device, training_threads
 from torchcaps.training.inputs import Data, as_set, expected_target, is_loader
 from torchcaps.training.loop import Row, Trainer
-from torchcaps.training.sampling import DatasetBatches, cropped, split
+from torchcaps.training.sampling import DatasetBatches, split
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import (
     Names,
@@ -58,6 +52,7 @@ from torchcaps.types import (
     set_model_metadata,
     unwrap,
 )
+from torchcaps.words import join_names
 
 
 class Fitted(NamedTuple):
@@ -139,8 +134,8 @@ def fit(
     """
     check_module(model)
     network = find_network(model)
-    names = [callback for callback in callbacks if isinstance(callback, str)]
-    config = (config or TrainConfig()).updated(callbacks=names or None, **settings)
+    names = [callback for callback in callbacks if isinstance(callback, str)] or None
+    config = (config or TrainConfig()).updated(callbacks=names, **settings)
     for name in ("holdout", "folds", "fold"):
         if validation is not None and settings.get(name) is not None:
             raise ArgumentError(name, "expected none beside images to validate with")
@@ -169,12 +164,14 @@ def fit(
             batches = LoaderBatches(data, images, task, config)
         if config.training.log:
             from torchcaps.training import logs as logs  # registers them
-        late = [BestWeights(), EarlyEnd(), *([ProgressBar()] if verbose else [])]
-        late += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
-        watchers = [SecondStart(), *watchers, *late]
+        watchers = [SecondStart(), *watchers, BestWeights(), EarlyEnd()]
+        if verbose:
+            watchers.append(ProgressBar())
+        watchers += [CALLBACKS[name]() for name in config.training.callbacks + config.training.log]
         trainer = Trainer(task, config, batches, val_images, watchers)
-        summary = training_summary(task, config, images.name, (len(images), len(val_images)))
-        trainer.messages += filter(None, [summary, *notes, choice, task.score_reason])
+        trainer.messages += filter(
+            None, [training_summary(trainer), *notes, choice, task.score_reason]
+        )
         for sentence in sentences:
             trainer.note(sentence)
         with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
@@ -187,10 +184,9 @@ def _remember(model: nn.Module, images: Dataset, trainer: Trainer) -> None:
     """What a model was trained for, for `predict`, `evaluate` and `save`."""
     task = trainer.task
     calibration = trainer.calibration
-    if trainer.checkpoint is None:  # a run folder makes that of a finished training alone
+    if not trainer.checkpoint:  # a run folder makes that of a finished training alone
         calibration = training.calibration.calibration_of(task, trainer.val_images)
-    network = find_network(model)
-    img_size = network.img_size if "size" in images.targets else images.img_size
+    img_size = task.model.img_size if "size" in images.targets else images.img_size
     preprocess = training.calibration.preprocessing(images, trainer.config.data.crop)
     set_model_metadata(
         model,
@@ -206,8 +202,24 @@ def _fit_data(
     model: nn.Module, data: Any, labels: Any, validation: Any, config: TrainConfig
 ) -> tuple[TrainConfig, Dataset, Dataset, list[str]]:
     """The settings, images to train on and to choose the epoch by, and sentences about them."""
-    target = expected_target(model, config.task.name)
-    if is_loader(data):
+
+    def read_set(data: Any, labels: Any, target: str | None, classes: Names = ()) -> Dataset:
+        """Arrays have the size of the settings, a set has its own."""
+        images = as_set(data, labels, model, target=target, classes=classes)
+        if "size" in images.targets and current().world_size > 1:
+            raise ArgumentError("data", "expected images of one size for several processes")
+        return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
+
+    def read_validation(target: str | None, classes: Names) -> Dataset | None:
+        if validation is None:
+            return None
+        return match_classes(read_set(validation, None, target, classes), classes)
+
+    if not is_loader(data):
+        images = read_set(data, labels, expected_target(model, config.task.name))
+        val_images = read_validation(next(iter(images.targets), None), images.classes)
+        notes = list(images.notes)
+    else:
         if labels is not None:
             raise ArgumentError(
                 "labels", f"expected none beside a {type(data).__name__}, which has its own"
@@ -215,38 +227,9 @@ def _fit_data(
         from torchcaps.training.loaders import loader_config, loader_data
 
         config = loader_config(data, config)
-        read = partial(_read_set, validation, None, model, config)
-        read_validation = None if validation is None else read
         images, val_images, notes = loader_data(data, read_validation, config, model)
-        return config, images, cropped(val_images, config.data.crop), notes
-    images = _read_set(data, labels, model, config, target)
-    notes = list(images.notes)
-    if validation is None:
-        images, val_images = split(images, config)
-    else:
-        target = next(iter(images.targets), None)
-        val_images = _read_set(validation, None, model, config, target, images.classes)
-        val_images = cropped(match_classes(val_images, images.classes), config.data.crop)
-        per_class = config.data.per_class
-        if per_class is not None:
-            rows = few_labels(images.labels, per_class, config.training.seed)
-            images = images.subset(rows)
+    images, val_images = split(images, config, val_images)
     return config, images, val_images, notes
-
-
-def _read_set(
-    data: Any,
-    labels: Any,
-    model: nn.Module,
-    config: TrainConfig,
-    target: str | None,
-    classes: Names = (),
-) -> Dataset:
-    """What a caller gives as a set; arrays have the size of the settings, a set has its own."""
-    images = as_set(data, labels, model, target=target, classes=classes)
-    if "size" in images.targets and current().world_size > 1:
-        raise ArgumentError("data", "expected images of one size for several processes")
-    return images if isinstance(data, Dataset) else images.resized(config.data.img_size, None)
 
 
 @contextmanager
@@ -271,9 +254,15 @@ def _model_notes(model: nn.Module, task: Task, images: Dataset, verbose: bool) -
     """
     outputs_by_name = check_task(task, images)
     if task.config.task.metrics:
-        from torchcaps.tasks.metrics import missing_outputs
+        from torchcaps.tasks.metrics import METRICS
 
-        yield from missing_outputs(task.config.task.metrics, outputs_by_name)
+        for name in task.config.task.metrics:
+            missing = [need for need in METRICS.fact(name, "needs") if need not in outputs_by_name]
+            if missing:
+                yield (
+                    f"the metric {name} is left out: it needs {join_names(missing)}, and there are "
+                    f"{join_names(list(outputs_by_name))}"
+                )
     if task.model is unwrap(model) is not model:
         yield f"the network within {type(model).__name__} is trained without it"
     if declares(model):
@@ -299,26 +288,23 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
         raise ArgumentError("transform", f"the task {task.name} changes no images")
 
     def apply(images: Tensor, generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**31, (), generator=generator))
         devices = [images.device] if images.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
             return transform(images)
 
     task.transforms.append(apply)
 
 
-def training_summary(
-    task: Task, config: TrainConfig, data: str, num_images: tuple[int, int]
-) -> str:
+def training_summary(trainer: Trainer) -> str:
     """`training capsnet on digits: 5,400 images, 600 held out; task classify by the targets: ...`.
 
     Args:
-        task: around the model.
-        config: complete.
-        data: name of the data set.
-        num_images: to train on, and to choose the epoch by.
+        trainer: of the training.
     """
+    task = trainer.task
+    config = trainer.config
+    images = trainer.batches.images
     device = device_of(task.model)
     model = model_metadata(task.model).name or type(task.model).__name__
     optimizer = config.optimizer
@@ -329,13 +315,15 @@ def training_summary(
         for name in augmentation.switches:
             if amount := getattr(config.augmentation, name):
                 amounts.append(name if amount is True else f"{name} {amount:g}")
-    follows = config.origins.get("task") == "model" and task.targets
-    reason = f" by the targets: {task.data}" if follows else ""
+    reason = ""
+    if config.origins.get("task") == "model" and task.targets:
+        reason = f" by the targets: {task.data}"
     return (
-        f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out; "
+        f"training {model} on {images.name}: {len(images):,} images, "
+        f"{len(trainer.val_images):,} held out; "
         f"task {task.name}{reason}; "
         f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}; "
         f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}; "
-        f"{resolve_precision(config.training.precision, device)} on {device}{threads}; "
+        f"{trainer.updater.precision} on {device}{threads}; "
         f"augmentation: {', '.join(amounts) or 'none'}"
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.data import Dataset
 from torchcaps.data.files import identities
 from torchcaps.distributed import current, main_first
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TrainingError, check_range
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training.calibration import calibration_of
@@ -49,8 +49,6 @@ from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
 from torchcaps.training.update import Updater
 from torchcaps.transfer import device_of
 from torchcaps.types import Json, Tensors
-
-DATA = "checksum of images and labels"  # in the fingerprint
 
 
 class Interrupted(Exception):
@@ -95,32 +93,33 @@ class RunFolder(Callback):
         self.resumed = resumed
         self.is_main = current().is_main
         self.stack = ExitStack()
-        self.saved_step = -1
         self.end: BaseException | None = None
-        self.fingerprint: Json = {}
         threads = run.environment.get("threads")
-        if resumed is not None and threads is not None:
+        if resumed and threads is not None:
             self.threads = check_threads(f"{run.path / ENVIRONMENT_FILE}: threads", threads)
         tensors: Tensors = {}
         for split, images in (("train", train_images), ("held out", val_images)):
-            tensors |= {f"{split} {name}": x.contiguous() for name, x in identities(images).items()}
+            tensors |= {f"{split} {name}": x for name, x in identities(images).items()}
         self.checksum = checksum(tensors)
 
     def on_start(self, trainer: Trainer) -> None:
         config = trainer.config
-        if self.initial is not None:
+        if self.initial:
             config = config.updated(init=self.initial.source)
             trainer.note(self.initial.sentence)
         with main_first():  # the others wait until the folder is held
             if self.is_main:
-                is_new = self.resumed is None
-                self.stack.enter_context(hold(self.run, self.resumed or config, is_new))
+                self.stack.enter_context(
+                    hold(self.run, self.resumed or config, self.resumed is None)
+                )
                 # That of an older model, where a finished run goes on.
                 (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
         self.description = describe(trainer.model) | {"task": trainer.task.name}
         # Properties that must be the same when the run is resumed, by name.
-        threads = self.run.environment.get("threads")
-        self.fingerprint = config.flat() | {"threads": threads, DATA: self.checksum}
+        self.fingerprint = config.flat() | {
+            "threads": self.run.environment.get("threads"),
+            "checksum of images and labels": self.checksum,
+        }
         for name in RESUME_OVERRIDES:
             del self.fingerprint[name]
         trainer.checkpoint = self.run.checkpoint_path
@@ -146,7 +145,7 @@ class RunFolder(Callback):
         if trainer.config.training.keep_epochs:
             paths.append(epoch_model_path(self.run, row["epoch"]))
         for path in paths if self.is_main else []:
-            save_tensors(path, dict(trainer.model.state_dict()), self.description)
+            save_tensors(path, trainer.model.state_dict(), self.description)
         self._write_notes(trainer)
         self._write(row)
         self._save(trainer)
@@ -154,7 +153,7 @@ class RunFolder(Callback):
     def on_end(self, trainer: Trainer) -> None:
         step = trainer.state.step
         error = self.end = trainer.error
-        if error is not None:
+        if error:
             self.stack.__exit__(type(error), error, error.__traceback__)
             return
         with self.stack:
@@ -170,17 +169,16 @@ class RunFolder(Callback):
                 model = load(self.run.path, device=device_of(trainer.model))
                 task = create_task(model, trainer.task.config, trainer.val_images)
                 calibration = trainer.calibration = calibration_of(task, trainer.val_images)
-                if calibration is not None:
+                if calibration:
                     write_json(self.run.path / CALIBRATION_FILE, {"format": FORMAT} | calibration)
-                    tensors, description = load_tensors(self.run.model_path)
-                    description["calibration"] = calibration
-                    save_tensors(self.run.model_path, tensors, description)
+                    description = self.description | {"calibration": calibration}
+                    save_tensors(self.run.model_path, model.state_dict(), description)
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
         state = trainer.state = load_state(self.run, trainer, self.fingerprint)
         truncate_metrics(self.run, state.step)
-        if self.initial is not None:
+        if self.initial:
             self.initial.save_copy()
         training = trainer.config.training
         *_, begin, _ = (0, *part_ends(trainer.config, trainer.total_steps))
@@ -214,13 +212,13 @@ class RunFolder(Callback):
             (
                 trainer.state,
                 updater.optimizer.state_dict(),
-                dict(trainer.model.state_dict()),
-                {} if average is None else average.weights,
+                trainer.model.state_dict(),
+                average.weights if average else {},
             )
         )
         trainer.model.load_state_dict(weights)
         updater.optimizer.load_state_dict(moments)
-        if average is not None:
+        if average:
             average.load(averages)
         updater.scaler.load_state_dict(trainer.state.loss_scale)
 
@@ -273,10 +271,9 @@ def hold(run: Run, config: TrainConfig, is_new: bool = True) -> Iterator[None]:
             facts = {} if is_new else run.environment
             if facts.get("threads") is None:
                 write_json(run.path / ENVIRONMENT_FILE, environment() | facts)
-            is_changed = not is_new and config != run.config
-            if is_changed:
-                (run.path / EVALUATION_FILE).unlink(missing_ok=True)
-            if is_new or is_changed:
+            if is_new or config != run.config:
+                if not is_new:
+                    (run.path / EVALUATION_FILE).unlink(missing_ok=True)
                 # The configuration comes last: it makes the folder a run.
                 write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
             yield
@@ -300,8 +297,8 @@ def _check_empty(run: Run) -> None:
             f"{run.path}: there is a run here already; "
             "continue it with --resume, or name another --output"
         )
-    obstacles: list[Path] = [run.metrics_path, run.model_path]
-    obstacles += sorted(run.checkpoint_path.parent.glob("*.safetensors"))
+    states = sorted(run.checkpoint_path.parent.glob("*.safetensors"))
+    obstacles = [run.metrics_path, run.model_path, *states]
     if "torchcaps" not in run.environment:  # else it is of a start that was killed
         obstacles.append(run.path / ENVIRONMENT_FILE)
     for file in obstacles:
@@ -326,7 +323,7 @@ def truncate_metrics(run: Run, step: int) -> None:
 
     Raises RunError or TrainingError if the metrics cannot be read or written.
     """
-    rows = [row for row in run.rows if row["step"] <= step]
+    rows = [json.dumps(row) + "\n" for row in run.rows if row["step"] <= step]
     leftovers = list(run.checkpoint_path.parent.glob(".*.partial"))
     # Other files may be in the work of another process, as a report.
     for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, MODEL_FILE):
@@ -335,7 +332,7 @@ def truncate_metrics(run: Run, step: int) -> None:
         with suppress(OSError):
             leftover.unlink()
     with atomic(run.metrics_path) as partial:
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        partial.write_text("".join(rows), encoding="utf-8")
 
 
 def save_state(run: Run, trainer: Trainer, fingerprint: Json) -> None:
@@ -352,18 +349,17 @@ def save_state(run: Run, trainer: Trainer, fingerprint: Json) -> None:
     updater = trainer.updater
     check_finite(trainer.model, run.checkpoint_path)
     weights = trainer.model.state_dict()
-    if updater.average is not None and updater.average.trained:  # the model has the averaged ones
-        weights = updater.average.trained
-    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-    if updater.average is not None:
-        tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
+    tensors: Tensors = {}
+    if updater.average:
+        weights = updater.average.trained or weights  # where the model has the averaged ones
+        tensors = {f"average.{name}": x for name, x in updater.average.weights.items()}
+    tensors |= {f"model.{name}": x for name, x in weights.items()}
     for index, entries in updater.optimizer.state_dict()["state"].items():
         for name, entry in entries.items():
             if isinstance(entry, Tensor):
                 tensors[f"optimizer.{index}.{name}"] = entry
     description = {"fingerprint": fingerprint, "state": asdict(trainer.state)}
-    previous = run.previous_checkpoint_path
-    save_tensors(run.checkpoint_path, tensors, description, previous=previous)
+    save_tensors(run.checkpoint_path, tensors, description, previous=run.previous_checkpoint_path)
 
 
 def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
@@ -399,19 +395,19 @@ def load_state(run: Run, trainer: Trainer, fingerprint: Json) -> TrainingState:
                         f"{value} now"
                     )
             state = TrainingState(**description["state"])
-            if not 0 <= state.step <= trainer.total_steps:
-                expected = f"expected 0 to {trainer.total_steps}"
-                raise ValueError(f"step: {expected}, got {state.step}")
+            check_range("step", state.step, low=0, high=trainer.total_steps)
             _restore(tensors, trainer.updater)
             trainer.updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise RunError(f"{file}: is not the state of this training ({reason})") from error
+            raise RunError(
+                f"{file}: is not the state of this training ({str(error).splitlines()[-1].strip()})"
+            ) from error
         if file != path:
             move(file, path)  # else the next state would put the damaged file in its place
-            fault = faults[0] if faults else f"{path}: is missing"
+            faults = faults or [f"{path}: is missing"]
             trainer.messages.append(
-                f"warning: {fault}; going on from the checkpoint before it, of step {state.step}"
+                f"warning: {faults[0]}; going on from the checkpoint before it, of step "
+                f"{state.step}"
             )
         return state
     if faults:
@@ -437,7 +433,6 @@ def _restore(tensors: Tensors, updater: Updater) -> None:
             tensor = torch.empty_like(parameter).copy_(tensor)
         entries.setdefault(int(index), {})[key] = tensor
     updater.task.model.load_state_dict(states["model"])
-    if updater.average is not None:
+    if updater.average:
         updater.average.load(states["average"])
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": entries})

@@ -13,18 +13,16 @@ Words:
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from torchcaps.errors import ArgumentError
+from torchcaps.training.loop import Trainer
 from torchcaps.training.tape import Tape
 from torchcaps.transfer import to_device
-
-if TYPE_CHECKING:
-    from torchcaps.training.loop import Trainer
 
 NUM_WARM_UP = 3  # steps, in which kernels are chosen and loaded, and the optimizer makes its state
 ALIGNMENT = 16  # bytes, of each tensor that is sent
@@ -43,7 +41,7 @@ class StepGraph:
         reason: why there is no graph, the rest of a sentence; empty where there may be one.
     """
 
-    def __init__(self, trainer: "Trainer") -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.device = trainer.updater.device
         self.reason = ""
@@ -132,15 +130,16 @@ class StepGraph:
         self._send(values)  # what looks at them in a capture finds what a step may have
         self.trainer.seed()
         graph = torch.cuda.CUDAGraph()
-        if updater.dropout is not None:
+        if updater.dropout:
             graph.register_generator_state(updater.dropout)
-        stream = torch.cuda.current_stream()
         expected = zip(values, received, strict=True)
         reason = ""
         try:
             with (
                 Tape((), expected).used(),
-                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+                ),
             ):
                 try:
                     numbers = to_device(values[0], self.device)
@@ -167,7 +166,7 @@ class StepGraph:
             self.trainer.messages.append(f"the steps are taken without a CUDA graph: {reason}")
 
 
-def find_obstacle(trainer: "Trainer") -> str:
+def find_obstacle(trainer: Trainer) -> str:
     """Why the steps of a training cannot be replayed, the rest of a sentence; empty if they can."""
     updater = trainer.updater
     if trainer.config.training.graph == "no":

@@ -15,12 +15,7 @@ from torchcaps.errors import RunError, TorchcapsError, check_regular
 from torchcaps.isolated import IsolatedError, call_isolated
 from torchcaps.models.published import LAYOUTS, Layout, Sizes
 from torchcaps.nn.generator import on_meta
-from torchcaps.training.checkpoint import (
-    build_model,
-    check_fit,
-    check_numbers,
-    describe_model,
-)
+from torchcaps.training.checkpoint import build_model, check_fit, check_numbers, describe_model
 from torchcaps.training.files import save_tensors
 from torchcaps.types import StrPath, Tensors
 
@@ -59,13 +54,13 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
         raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
     try:
         name, num_classes, channels, side, options = layout.describe(sizes)
-        preprocess = Preprocess(img_size=(side, side), in_chans=channels)
+        preprocess = Preprocess((side, side), channels)
         classes = tuple(map(str, range(num_classes)))
         description = describe_model(name, options, classes, preprocess)
         with on_meta():
             model = build_model(description)
         state = {
-            key: torch.zeros((), dtype=torch.int64)  # Keras does not count
+            key: torch.tensor(0)  # Keras does not count
             for key in model.state_dict()
             if key.endswith(".num_batches_tracked")
         }
@@ -74,8 +69,9 @@ def import_weights(path: StrPath, output: StrPath | None = None) -> tuple[Path, 
             parts.setdefault(entry.target, []).append(_rearrange(tensor, entry.turn, sizes))
         for target, members in parts.items():
             # Of several convolutions, each makes one dimension of every type's capsule.
-            is_stacked = len(members) > 1
-            state[target] = torch.stack(members, dim=1).flatten(0, 1) if is_stacked else members[0]
+            state[target] = members[0]
+            if len(members) > 1:
+                state[target] = torch.stack(members, dim=1).flatten(0, 1)
         check_fit(state, model)
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:
@@ -98,7 +94,7 @@ def _read(path: Path) -> Tensors:
                 timeout=SECONDS,
             )
     except (OSError, IsolatedError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", error)
         raise RunError(f"{path}: cannot be read ({reason})") from error
     if isinstance(arrays, str):  # what is wrong with the file
         raise RunError(f"{path}: {arrays}")

@@ -38,15 +38,11 @@ class InitialWeights:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        source: str,
-        classes: Names,
-        copy: Path | None = None,
+        self, model: nn.Module, source: str, classes: Names, copy: Path | None = None
     ) -> None:
         self.source = source
         self.copy = copy
-        if copy is not None and copy.exists():
+        if copy and copy.exists():
             self.tensors = load_tensors(copy)[0]
         else:
             path = Path(source)
@@ -82,7 +78,7 @@ class InitialWeights:
 
     def save_copy(self) -> None:
         """Keep the weights with the run. Raises TrainingError where that cannot be done."""
-        if self.copy is not None and not self.copy.exists():
+        if self.copy and not self.copy.exists():
             save_tensors(self.copy, self.tensors, {"init": self.source})
 
 
@@ -93,6 +89,5 @@ def _class_weights(description: Json) -> list[str]:
         return []  # the builder of a user is not called: what does not fit is left out by its shape
     with on_meta():
         state = build_model(description).state_dict()
-        more_classes = [*classes, f"{classes[-1]}'"]
-        wider = build_model(description | {"classes": more_classes}).state_dict()
+        wider = build_model(description | {"classes": [*classes, f"{classes[-1]}'"]}).state_dict()
     return [name for name in state if name not in wider or wider[name].shape != state[name].shape]

@@ -1,7 +1,6 @@
 """What a person has, as a data set: arrays of any usual layout, pictures, paths, labels, loaders."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def model_size(model: Any, name: str) -> Any:
     return getattr(model, name, None) if declares(model) else None
 
 
-def expected_target(model: Any, task: str = "auto") -> str | None:
+def expected_target(model: Any, task: str) -> str | None:
     """The target that decides how labels are read which may be of two forms; None if any may be.
 
     Args:
@@ -98,9 +97,11 @@ def as_set(
         if isinstance(data, Dataset):
             return data
         if isinstance(data, StrPath):
-            img_size = model_size(model, "img_size")
             return load_dataset(
-                data, "train", img_size=img_size, in_chans=model_size(model, "in_chans")
+                data,
+                "train",
+                img_size=model_size(model, "img_size"),
+                in_chans=model_size(model, "in_chans"),
             )
         if is_loader(data):
             return read_loader(data, classes, target)
@@ -122,11 +123,10 @@ def as_set(
     pixels = image_tensor(images, model)
     num_classes = model_size(model, "num_classes")
     read = read_targets(labels, classes, num_classes=num_classes, target=target)
-    images = make_set(pixels, read.tensors, read.classes)
     if sizes is None:
-        return images
-    targets = {**images.targets, "size": sizes}
-    return replace(images, targets=targets, preprocess=OwnSizePreprocess)
+        return make_set(pixels, read.tensors, read.classes)
+    targets = {**read.tensors, "size": sizes}
+    return Dataset(pixels, targets, read.classes, NAME, preprocess=OwnSizePreprocess)
 
 
 def _is_ragged(rows: Any) -> bool:
@@ -139,7 +139,7 @@ def _padded(rows: Any) -> Any:
     if not _is_ragged(rows):
         return rows
     arrays = list(map(np.asarray, rows))
-    shape = np.max([array.shape for array in arrays], axis=0)
+    shape = np.max([array.shape for array in arrays], 0)
     padded = np.zeros((len(arrays), *shape), arrays[0].dtype)
     for index, array in enumerate(arrays):
         padded[index][tuple(map(slice, array.shape))] = array
@@ -228,7 +228,7 @@ def read_loader(
         target: that the task takes, if known.
         forms: of the targets, if known.
     """
-    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, BATCH_SIZE)
     pixels, read = read_samples(loader, classes, target, forms)
     return make_set(pixels, read.tensors, read.classes, type(loader.dataset).__name__)
 

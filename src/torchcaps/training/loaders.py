@@ -9,16 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
+from torchcaps.data import Batch, Dataset, DiskDataset
 from torchcaps.data.classes import first_labels, stratified_split
 from torchcaps.data.dataset import select_rows, set_labels
 from torchcaps.data.files import EncodedImages
@@ -60,7 +53,7 @@ KEPT_OPTIONS = (
 )
 # Settings that a data set of the caller decides, and those that a loader decides.
 DECIDED_BY_SET = ("per_class", "folds", "fold", "img_size")
-DECIDED_BY_LOADER = ("batch_size", "balance", "epoch_size", "workers")
+DECIDED_BY_LOADER = (*DECIDED_BY_SET, "batch_size", "balance", "epoch_size", "workers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +77,17 @@ class Samples(EncodedImages):
 
 
 def loader_data(
-    data: Any, validation: Callable[..., Dataset] | None, config: TrainConfig, model: Any
+    data: Any, validation: Callable[..., Dataset | None], config: TrainConfig, model: Any
 ) -> tuple[Dataset, Dataset, list[str]]:
     """Prepare a data set or a loader of the caller.
 
-    A part is held out by class unless `validation` is given. Of a loader with a sampler of its own
-    no part can be held out: the epoch is then chosen by training samples.
+    A part is held out by class unless `validation` gives images. Of a loader with a sampler of its
+    own no part can be held out: the epoch is then chosen by training samples.
 
     Args:
         data: a map-style `Dataset`, or a `DataLoader` of one, whose order and workers are kept.
         validation: reads the images to choose the epoch by, for the name of a target and those of
-            its classes; None holds a part out.
+            its classes; None of them holds a part out.
         config: has the seed and the part to hold out.
         model: whose number of classes counts, if it declares one.
 
@@ -120,15 +113,15 @@ def loader_data(
     )
     rows = torch.arange(len(dataset))
     notes = []
-    if validation is None:
+    val_images = validation(next(iter(targets)), classes)
+    if val_images is None:
         labels = set_labels(targets, len(rows), len(classes))
         train_rows, val_rows = stratified_split(
             first_labels(labels), holdout_amount(config), config.training.seed
         )
         # A part can be held out where the order is that of the samples, or random.
         if not isinstance(data, DataLoader) or (
-            data.batch_size is not None
-            and type(data.batch_sampler) is BatchSampler
+            data.batch_size is not None  # a batch sampler of the caller leaves none
             and type(data.sampler) in (RandomSampler, SequentialSampler)
         ):
             rows = train_rows
@@ -137,14 +130,15 @@ def loader_data(
                 "the epoch is chosen by samples that are trained on, because the loader's sampler "
                 "is its own; give validation=... to choose it by others"
             )
-        part = _part_loader(data, val_rows, batch_size=BATCH_SIZE)
-        val_images = read_loader(part, classes, forms=forms)
-    else:
-        val_images = match_classes(validation(next(iter(targets)), classes), classes)
+        val_images = read_loader(
+            _part_loader(data, val_rows, batch_size=BATCH_SIZE), classes, forms=forms
+        )
     channels, height, width = val_images.inputs.shape[1:]
-    size = (height, width)
+    samples = Samples(
+        rows.numpy(), channels, (height, width), is_resized=False, dataset=dataset, forms=forms
+    )
     images = DiskDataset(
-        Samples(rows.numpy(), channels, size, is_resized=False, dataset=dataset, forms=forms),
+        samples,
         select_rows(targets, rows),
         classes,
         type(dataset).__name__,
@@ -159,15 +153,12 @@ def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
     Raises:
         ArgumentError: a setting that the loader or the set decides by itself.
     """
-    decided: tuple[str, ...] = DECIDED_BY_SET
-    if isinstance(data, DataLoader):
-        decided += DECIDED_BY_LOADER
-    for name in decided:
+    for name in DECIDED_BY_LOADER if isinstance(data, DataLoader) else DECIDED_BY_SET:
         setting = config.flat()[name]
         if setting not in (known_settings()[name].default, getattr(data, name, None)):
-            kind = type(data).__name__
             raise ArgumentError(
-                name, f"expected none beside a {kind}, which decides it, got {setting}"
+                name,
+                f"expected none beside a {type(data).__name__}, which decides it, got {setting}",
             )
     if not isinstance(data, DataLoader):
         return config
@@ -229,8 +220,9 @@ class LoaderBatches(DatasetBatches):
         if not isinstance(data, DataLoader):
             order = torch.from_numpy(samples.files)
             order = order[epoch_permutation(config, epoch, self.images.labels)]
-            batch_size = config.training.batch_size or 1
-            batches = split_batches(order, batch_size, self.task.spec.smallest_batch)
+            batches = split_batches(
+                order, config.training.batch_size or 1, self.task.spec.smallest_batch
+            )
             return DataLoader(
                 data,
                 batch_sampler=[batch.tolist() for batch in batches],

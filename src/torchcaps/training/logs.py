@@ -4,20 +4,17 @@ They are written beside `metrics.jsonl`, by the first process, with the clients 
 """
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchcaps.errors import TrainingError
 from torchcaps.training.callbacks import Callback, Losses, Row, register_callback
+from torchcaps.training.loop import LOG_INTERVAL, Trainer
 from torchcaps.transfer import device_of, evaluating
 from torchcaps.types import declares
 
-if TYPE_CHECKING:
-    from torchcaps.training.loop import Trainer
-
-LOG_INTERVAL = 20  # steps between two rows of losses
 NUM_DRAWINGS = 8  # held-out images, each above what the network draws of it
 
 
@@ -36,17 +33,17 @@ class Log(Callback):
         if find_spec(self.package) is None:
             raise ImportError(f"log: {self.package} is not there: pip install 'torchcaps[log]'")
 
-    def on_start(self, trainer: "Trainer") -> None:
+    def on_start(self, trainer: Trainer) -> None:
         if trainer.ranks.is_main:
             self.writer = self.open(trainer)
 
-    def on_step(self, trainer: "Trainer", losses: Losses) -> None:
+    def on_step(self, trainer: Trainer, losses: Losses) -> None:
         if self.writer and losses["step"] % LOG_INTERVAL == 0:
             for name, value in losses.items():
                 if name != "step":
                     self.writer.add_scalar(f"step/{name}", value, int(losses["step"]))
 
-    def on_epoch(self, trainer: "Trainer", row: Row) -> None:
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
         if not self.writer:
             return
         step = trainer.state.step
@@ -57,11 +54,11 @@ class Log(Callback):
         if picture is not None:
             self.writer.add_image("drawings", picture, step)
 
-    def on_end(self, trainer: "Trainer") -> None:
+    def on_end(self, trainer: Trainer) -> None:
         if self.writer:
             self.writer.close()
 
-    def open(self, trainer: "Trainer") -> Any:
+    def open(self, trainer: Trainer) -> Any:
         """The writer of a training that begins, or goes on where a run is resumed."""
         raise NotImplementedError
 
@@ -72,11 +69,11 @@ class TensorBoardLog(Log):
 
     package = "tensorboard"
 
-    def open(self, trainer: "Trainer") -> Any:
+    def open(self, trainer: Trainer) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = None
-        if trainer.checkpoint is not None:
+        if trainer.checkpoint:
             folder = str(trainer.checkpoint.parent.with_name("tensorboard"))
         # What a run wrote after the state that it goes on from is not shown.
         return SummaryWriter(folder, purge_step=trainer.state.step + 1)
@@ -91,7 +88,7 @@ class MLflowLog(Log):
 
     package = "mlflow"
 
-    def open(self, trainer: "Trainer") -> Any:
+    def open(self, trainer: Trainer) -> Any:
         from mlflow import MlflowClient, MlflowException
 
         name = "torchcaps" if trainer.checkpoint is None else trainer.checkpoint.parent.parent.name
@@ -121,19 +118,18 @@ class MLflowLog(Log):
         self.client.set_terminated(self.id)
 
 
-def drawings(trainer: "Trainer") -> Tensor | None:
+def drawings(trainer: Trainer) -> Tensor | None:
     """Held-out images above what the network draws of them, `[channels, height, width]`.
 
     None where the network draws nothing, or in other sizes.
     """
-    model = trainer.model
-    network: Any = model
+    model: Any = trainer.model
     if not (declares(model) and trainer.task.spec.decoder and trainer.task.spec.pose):
         return None
     count = min(NUM_DRAWINGS, len(trainer.val_images))
     images = trainer.val_images.float_images(range(count)).to(device_of(model))
     with evaluating(model):
-        drawings: Tensor = network.reconstruct(network.capsules(images))
+        drawings: Tensor = model.reconstruct(model.capsules(images))
     if drawings.shape != images.shape:
         return None
     rows = torch.stack([images, drawings.clamp(0, 1)])  # [2, n, channels, height, width]

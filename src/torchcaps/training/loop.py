@@ -128,11 +128,11 @@ class Trainer:
         self.probe_step = min(PROBE_STEP, self.planned_steps // 2)
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
-        device = self.updater.device
         # A number that the host reads makes it wait for a GPU.
-        prompt = [callback for callback in callbacks if not callback.is_late]
-        has_prompt = any(type(watcher).on_step is not Callback.on_step for watcher in prompt)
-        self.reads_each_step = device.type == "cpu" or self.ranks.world_size > 1 or has_prompt
+        self.reads_each_step = self.updater.device.type == "cpu" or self.ranks.world_size > 1
+        for callback in callbacks:
+            has_on_step = type(callback).on_step is not Callback.on_step
+            self.reads_each_step |= has_on_step and not callback.is_late
         self._queue = LossQueue()
         self.state = TrainingState()
         self.losses: Tensors = {}
@@ -140,7 +140,7 @@ class Trainer:
         self.history: list[Row] = []
         self.notes: list[Row] = []
         self.messages: list[str] = []
-        if device.type == "cuda" or config.training.graph == "yes":
+        if self.updater.device.type == "cuda" or config.training.graph == "yes":
             from torchcaps.training.graph import StepGraph
 
             self.graph = StepGraph(self)
@@ -240,7 +240,7 @@ class Trainer:
         factor = learning_rate_factor(self.config, state.step, self.total_steps, restarts)
         rates = learning_rates(updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
-        share = 0.0 if updater.average is None else updater.average.share(state.step + 1)
+        share = updater.average.share(state.step + 1) if updater.average else 0.0
         self.seed()
         graph = self.graph if self.graph and not self.graph.reason else None
         if graph:  # which also takes the warm-up steps, and updates weights
@@ -301,7 +301,7 @@ class LossQueue:
         sums = trainer.state.sums
         table = torch.stack([means for *_, means in self.steps]).cpu().double()
         for (step, lr, num_samples, names, _), means in zip(self.steps, table, strict=True):
-            count = torch.tensor([num_samples], dtype=torch.float64)
+            count = means.new_tensor([num_samples])
             totals = trainer.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             row = {"step": step + 1}
             for name, total in zip(names, totals, strict=True):
@@ -324,8 +324,8 @@ class LossQueue:
 def is_due(trainer: Trainer) -> bool:
     """Whether callbacks are told of the steps so far, though the epoch goes on."""
     step = trainer.state.step
-    intervals = (LOG_INTERVAL, trainer.config.training.checkpoint_every)
-    return step in (1, trainer.probe_step) or any(step % every == 0 for every in intervals)
+    every = trainer.config.training.checkpoint_every
+    return step in (1, trainer.probe_step) or step % LOG_INTERVAL == 0 or step % every == 0
 
 
 def end_epoch(trainer: Trainer, num_samples: int, seconds: float) -> None:
@@ -398,8 +398,9 @@ def check_number(number: float, name: str, step: int, checkpoint: Path | None) -
             f"the first {name} was already {number}, before any update; "
             "look at the images, the augmentations and the options of the model"
         )
-    hint = recovery_hint(checkpoint)
-    raise TrainingError(f"the {name} became {number} after step {step}; {hint}")
+    raise TrainingError(
+        f"the {name} became {number} after step {step}; {recovery_hint(checkpoint)}"
+    )
 
 
 def check_finite(model: nn.Module, checkpoint: Path | None) -> None:
@@ -414,7 +415,7 @@ def check_finite(model: nn.Module, checkpoint: Path | None) -> None:
 def recovery_hint(checkpoint: Path | None) -> str:
     """State of a training that diverged, and how to continue."""
     advice = "start again with a lower lr, or with clip"
-    if checkpoint is None:
+    if not checkpoint:
         return advice
     if checkpoint.exists():
         return f"the last good state is kept in {checkpoint}; {advice}"

@@ -100,10 +100,9 @@ def _build(
     settings: OptimizerSettings,
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, in one kernel where there is one."""
-    weights = [*dict(parameters).values()]
+    weights = [weight for _, weight in parameters]
     devices = {weight.device.type for weight in weights}
-    options: Json = {"fused": devices <= {"cpu", "cuda"}}
-    options["weight_decay"] = settings.weight_decay
+    options: Json = {"fused": devices <= {"cpu", "cuda"}, "weight_decay": settings.weight_decay}
     if optimizer is torch.optim.SGD:
         options |= {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}
     else:  # it counts its steps where the parameters are

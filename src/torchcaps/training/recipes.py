@@ -1,17 +1,16 @@
 """Recipes: published experiments, each one declarative file."""
 
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchcaps import plugins
-from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_known, read_text
+from torchcaps.errors import ArgumentError, UnknownNameError, check_known, read_text
 from torchcaps.models import list_models
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
+from torchcaps.training.files import reading
 from torchcaps.types import Json, Names, StrPath
 
 MODEL_SHIFT = 2  # pixels by which images are shifted where a model is trained by its name
@@ -126,7 +125,7 @@ def register_recipe(name: str, content: Json, *, replace: bool = False) -> None:
         ArgumentError: a name that is taken, unless `replace`.
         RunError: a content that is no recipe.
     """
-    with _refusing(name):
+    with reading(name, "recipe"):
         recipe = _parse_recipe(name, content)
     if name in _recipe_files() and not replace:
         raise ArgumentError("recipe", f"{name!r} is registered already; expected another name")
@@ -167,7 +166,7 @@ def load_recipe(name_or_path: StrPath) -> Recipe:
     if path is None:
         names = list_recipes()
         raise UnknownNameError("recipe", name, names, plugins.unknown_note(name, names))
-    with _refusing(path):
+    with reading(path, "recipe"):
         return _parse_recipe(path.stem, tomllib.loads(read_text(path)))
 
 
@@ -223,18 +222,6 @@ def default_folder(
         newest = folder
         folder = folder.with_name(f"{name}-{number}")
     return newest if resume else folder
-
-
-@contextmanager
-def _refusing(source: object) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"recipe {source}: cannot be read ({error.strerror})") from error
-    except KeyError as error:
-        raise RunError(f"recipe {source}: the entry {error} is missing") from error
-    except (TypeError, ValueError) as error:  # TOML's own errors are ValueErrors
-        raise RunError(f"recipe {source}: {error}") from error
 
 
 def _parse_recipe(name: str, content: Json) -> Recipe:

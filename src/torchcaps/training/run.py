@@ -1,7 +1,6 @@
 """A training run on disk, as it is read: configuration, metrics, figures."""
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -64,7 +63,7 @@ class Run:
         self.metrics_path = self.path / METRICS_FILE
 
     def __fspath__(self) -> str:
-        return os.fspath(self.path)
+        return str(self.path)
 
     @classmethod
     def open(cls, path: StrPath) -> "Run":
@@ -106,8 +105,7 @@ class Run:
         if not self.metrics_path.exists():
             return []
         with reading(self.metrics_path, "list of one JSON object a line"):
-            lines = read_text(self.metrics_path).split("\n")
-            rows = [json.loads(line) for line in lines[:-1]]
+            rows = list(map(json.loads, read_text(self.metrics_path).split("\n")[:-1]))
             for row in rows:
                 if not (isinstance(row, dict) and "kind" in row and type(row.get("step")) is int):
                     raise ValueError("a row without kind, or without a whole number as step")
@@ -130,10 +128,9 @@ class Run:
         if not epochs:
             return False
         best_score = max(row[f"val_{row['score']}"] for row in epochs)
-        epoch = epochs[-1]["epoch"]
         training = self.config.training
-        reason = early_end(training, epoch, self.best_epoch or 0, best_score)
-        return bool(reason) or epoch >= training.epochs
+        reason = early_end(training, epochs[-1]["epoch"], self.best_epoch or 0, best_score)
+        return bool(reason) or is_complete(self)
 
     @property
     def score(self) -> str:
@@ -144,8 +141,7 @@ class Run:
     @property
     def best_epoch(self) -> int | None:
         """Whose model is kept, counted from 1; None before the first epoch."""
-        best_epochs = [int(row["epoch"]) for row in self.epochs if row["best"]]
-        return best_epochs[-1] if best_epochs else None
+        return next((row["epoch"] for row in reversed(self.epochs) if row["best"]), None)
 
     @property
     def seconds(self) -> float | None:
@@ -185,8 +181,8 @@ class Run:
         return viz.curves(rows, loss=loss, score=self.score)
 
     def __repr__(self) -> str:
-        facts = ", ".join(_facts(self).values()) if is_run(self.path) else "no run"
-        return f"Run({str(self.path)!r}: {facts})"
+        facts = _facts(self).values() if is_run(self.path) else ["no run"]
+        return f"Run({str(self.path)!r}: {', '.join(facts)})"
 
     def _repr_html_(self) -> str:
         facts = {"folder": str(self.path), **_facts(self)}
@@ -238,18 +234,14 @@ def resumed_config(
     before = saved.flat()
     changed = saved.updated(**settings).flat()
     epochs = changed["epochs"]
+    is_longer = can_extend and epochs > before["epochs"]
     for name, setting in changed.items():
-        if name in RESUME_OVERRIDES or setting == before[name]:
+        if name in RESUME_OVERRIDES or setting == before[name] or (name == "epochs" and is_longer):
             continue
-        expected = f"expected {before[name]}, as the run was started"
-        if name == "epochs" and can_extend:
-            expected = f"expected at least {before[name]}, the epochs that are done"
-            if epochs > before[name]:
-                continue
-        elif name == "epochs":
-            setting = f"{setting}; only a run whose epochs are all done can be trained further"
-        raise ArgumentError(name, f"{expected}, got {setting}")
-    if epochs == before["epochs"]:
+        if name == "epochs":
+            setting = f"{setting}; only a run whose epochs are all done takes more"
+        raise ArgumentError(name, f"expected {before[name]}, as the run was started, got {setting}")
+    if not is_longer:
         return saved
     return saved.updated(epochs=epochs, extended_at=(*before["extended_at"], before["epochs"]))
 
@@ -258,21 +250,24 @@ def _facts(run: Run) -> dict[str, str]:
     """Model, progress and figures of the run, in words."""
     config = run.config
     epochs = run.epochs
-    num_epochs = config.training.epochs
-    progress = f"no epoch of {num_epochs}"
+    facts = {
+        "model": f"{config.model.name} on {config.data.name}",
+        "training": f"no epoch of {config.training.epochs}",
+    }
     if epochs:
-        progress = f"epoch {epochs[-1]['epoch']} of {num_epochs}"
-    if run.is_finished:
-        progress = f"finished after {progress}"
-    if run.seconds is not None:
-        progress = f"{progress} in {duration(run.seconds)}"
-    facts = {"model": f"{config.model.name} on {config.data.name}", "training": progress}
-    if epochs:
+        progress = f"epoch {epochs[-1]['epoch']} of {config.training.epochs}"
+        if run.is_finished:
+            progress = f"finished after {progress}"
+        if run.seconds:
+            progress = f"{progress} in {duration(run.seconds)}"
         key = f"val_{run.score}"
         best = format_metric(key, max(row[key] for row in epochs))
+        facts["training"] = progress
         facts["validation"] = f"{in_words(run.score)} {best} at epoch {run.best_epoch}"
     if figures := run.figures:
-        metrics = list(numbers(figures).items())[:MAX_METRICS]
-        summary = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics)
+        summary = ", ".join(
+            f"{name} {format_metric(name, value)}"
+            for name, value in list(numbers(figures).items())[:MAX_METRICS]
+        )
         facts["test"] = f"{summary} of {figures.get('num_samples', 0):,} test images"
     return facts

@@ -11,8 +11,9 @@ different purposes has different *streams* of random numbers, whose names go int
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -25,11 +26,8 @@ from torchcaps.data.files import default_workers
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task
 from torchcaps.transfer import device_of, to_device
-from torchcaps.types import Tensors
-
-if TYPE_CHECKING:
-    from torchcaps.tasks import Task
 
 DEFAULT_HOLDOUT = 0.1  # share of the training images that is held out
 
@@ -61,7 +59,7 @@ class DatasetBatches:
         config: has the seed, and the number of images of an epoch and of a batch.
     """
 
-    def __init__(self, images: Dataset, task: "Task", config: TrainConfig) -> None:
+    def __init__(self, images: Dataset, task: Task, config: TrainConfig) -> None:
         self.images = images
         self.task = task
         self.config = config
@@ -82,8 +80,8 @@ class DatasetBatches:
         if not isinstance(self.images, DiskDataset):
             yield from map(Rows, index_batches)
             return
-        shard = current().padded_shard
-        yield from self.images.batches(index_batches, self._targets(), shard=shard)
+        targets = select_targets(self.images, self.task.targets)
+        yield from self.images.batches(index_batches, targets, shard=current().padded_shard)
 
     def seed(self, step: int) -> None:
         """Let the next `load` draw the items of a step, which counts from 0."""
@@ -99,12 +97,10 @@ class DatasetBatches:
         if isinstance(item, Batch):
             return tree_map_only(Tensor, lambda tensor: to_device(tensor, device), item)
         rows = to_device(item.indices, self.images.inputs.device)
-        [batch] = self.images.batches([rows], self._targets(), [self.generator])
+        [batch] = self.images.batches(
+            [rows], select_targets(self.images, self.task.targets), [self.generator]
+        )
         return batch.to(device)
-
-    def _targets(self) -> Tensors:
-        """The targets of the set that the task needs."""
-        return select_targets(self.images, self.task.targets)
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""
@@ -139,20 +135,21 @@ def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor
     order = torch.empty_like(class_order)
     for index, class_members in enumerate(members):
         is_class = class_order == index
-        count = int(is_class.sum())
-        order[is_class] = class_members[repeated_permutation(len(class_members), count, generator)]
+        order[is_class] = class_members[
+            repeated_permutation(len(class_members), int(is_class.sum()), generator)
+        ]
     return order
 
 
 def repeated_permutation(size: int, count: int, generator: Generator) -> Tensor:
     """`[count]` indices below `size`: all of them in random order, and again in another one."""
-    permutations = [torch.empty(0, dtype=torch.int64)]
+    permutations = [torch.arange(0)]
     for _ in range(0, count, size):
         permutations.append(torch.randperm(size, generator=generator))
     return torch.cat(permutations)[:count]
 
 
-def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Tensor]:
+def split_batches(order: Tensor, batch_size: int, smallest: int) -> list[Tensor]:
     """Divide the images of an epoch into batches.
 
     Args:
@@ -178,8 +175,7 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
         stream: name of the stream, such as `BATCH`.
     """
     text = f"{config.training.seed} {stream} {index}"
-    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dataset:
@@ -206,8 +202,8 @@ def select_fold(images: Dataset, config: TrainConfig, *, is_tested: bool) -> Dat
     folds = stratified_folds(
         first_labels(images.labels), settings.folds, config.training.seed, groups=images.groups
     )
-    is_in_fold = folds == settings.fold - 1
-    return images.subset((is_in_fold == is_tested).nonzero().flatten())
+    rows = ((folds == settings.fold - 1) == is_tested).nonzero().flatten()
+    return images.subset(rows)
 
 
 def load_images(config: TrainConfig, split: str) -> Dataset:
@@ -245,7 +241,10 @@ def read_images(config: TrainConfig) -> tuple[TrainConfig, Dataset, Dataset]:
         DataError: they cannot be read, or one of the two sets would be empty.
     """
     images = load_images(config, "train")
-    official_val = load_official_val(config)
+    official_val = None
+    if config.data.holdout is None and config.data.folds is None:  # these come first
+        with suppress(MissingSplitError):
+            official_val = load_images(config, "val")
     train_images, val_images = split(images, config, official_val)
     if official_val is None:
         return config.filled({"holdout": DEFAULT_HOLDOUT}), train_images, val_images
@@ -256,21 +255,8 @@ def read_images(config: TrainConfig) -> tuple[TrainConfig, Dataset, Dataset]:
     return config, replace(train_images, notes=(*images.notes, note)), val_images
 
 
-def load_official_val(config: TrainConfig) -> Dataset | None:
-    """The official validation split of the data set of a run; None where images are held out.
-
-    A `holdout` that the run names comes first, and so do folds.
-    """
-    if config.data.holdout is not None or config.data.folds is not None:
-        return None
-    try:
-        return load_images(config, "val")
-    except MissingSplitError:
-        return None
-
-
 def split(
-    images: Dataset, config: TrainConfig, official_val: Dataset | None = None
+    images: Dataset, config: TrainConfig, val_images: Dataset | None = None
 ) -> tuple[Dataset, Dataset]:
     """Images to train on and images to validate with.
 
@@ -281,20 +267,18 @@ def split(
         images: all training images. Those of the fold of the run are left out.
         config: has the seed; `holdout`, a share below 1 or a number of images to validate with;
             `per_class`, the number of images of each class to train on, None for all; and `crop`.
-        official_val: images to validate with, instead of a part of `images`.
+        val_images: images to validate with, instead of a part of `images`.
 
     Raises:
         DataError: one of the two sets would be empty.
     """
     seed = config.training.seed
-    train_images, val_images = images, official_val
     if val_images is None:
-        train_images = select_fold(images, config, is_tested=False)
-        train_images, val_images = train_images.train_val_split(holdout_amount(config), seed)
-    if config.data.per_class is not None:
-        rows = few_labels(train_images.labels, config.data.per_class, seed)
-        train_images = train_images.subset(rows)
-    return train_images, cropped(val_images, config.data.crop)
+        images = select_fold(images, config, is_tested=False)
+        images, val_images = images.train_val_split(holdout_amount(config), seed)
+    if config.data.per_class:
+        images = images.subset(few_labels(images.labels, config.data.per_class, seed))
+    return images, cropped(val_images, config.data.crop)
 
 
 def holdout_amount(config: TrainConfig) -> float:
@@ -305,6 +289,6 @@ def holdout_amount(config: TrainConfig) -> float:
 
 def cropped(images: Dataset, crop: int | None) -> Dataset:
     """The middle `crop` x `crop` pixels of every image; the set itself where `crop` is None."""
-    if crop is not None and "size" in images.targets:
+    if crop and "size" in images.targets:
         raise ArgumentError("crop", f"expected None for images of several sizes, got {crop}")
-    return images if crop is None else images.cropped(crop)
+    return images.cropped(crop) if crop else images

@@ -4,9 +4,8 @@ Add a schedule here, or anywhere with `register_schedule`; the setting `schedule
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from torchcaps.errors import ArgumentError
@@ -40,10 +39,7 @@ Example:
 
 
 def learning_rate_factor(
-    config: TrainConfig,
-    step: int,
-    total_steps: int,
-    lr_restarts: Sequence[float] = (0.0,),
+    config: TrainConfig, step: int, total_steps: int, lr_restarts: Sequence[float] = (0.0,)
 ) -> float:
     """Factor of the peak learning rate in step `step`, from 0, of `total_steps`.
 
@@ -67,9 +63,8 @@ def learning_rate_factor(
         config = config.updated(epochs=config.training.extended_at[0])
 
     name = config.schedule.name or "warmup_cosine"
-    schedule = SCHEDULES[name]
     if not SCHEDULES.fact(name, "restarts"):
-        return schedule(step, total_steps, config)
+        lr_restarts = (0.0,)
     # The stage of the training that this step is in.
     end = total_steps
     for share in lr_restarts:
@@ -78,7 +73,7 @@ def learning_rate_factor(
             start = max(start, bound)
         else:
             end = min(end, bound)
-    return schedule(step - start, end - start, config)
+    return SCHEDULES[name](step - start, end - start, config)
 
 
 def part_ends(config: TrainConfig, total_steps: int) -> list[int]:
@@ -107,20 +102,6 @@ def learning_rates(optimizer: Optimizer, factor: float, scale: float = 1.0) -> l
         peak = group.setdefault("initial_lr", group["lr"])
         rates.append(scale * (peak * factor))
     return rates
-
-
-def set_learning_rates(optimizer: Optimizer, rates: Iterable[float | Tensor]) -> None:
-    """Give every group of parameters its rate, in the memory of the last one where it is a tensor.
-
-    Args:
-        optimizer: of the training.
-        rates: of each group a number, or a tensor without axes on the device.
-    """
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def warmup_steps(total_steps: int) -> int:

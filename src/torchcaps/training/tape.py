@@ -58,15 +58,14 @@ class Tape(TorchDispatchMode):
         options = kwargs or {}
         outputs = func(*args, **options)
         places = tree_map(self._place, list(args))
-        is_kept = isinstance(options.get("generator"), Generator)
-        for value in tree_leaves(places):
-            is_kept |= isinstance(value, Place | Generator)
-        for tensor in as_list(outputs):
+        inputs = tree_leaves([places, options])
+        is_kept = any(isinstance(value, Place | Generator) for value in inputs)
+        for tensor in tree_leaves(outputs):
             # What is pinned is on its way to the device.
             is_kept &= isinstance(tensor, Tensor) and tensor.is_cpu and not tensor.is_pinned()
         if is_kept:
             self.operations.append((func, places, options))
-            self.tensors += as_list(outputs)
+            self.tensors += tree_leaves(outputs)
         return outputs
 
     def _place(self, value: Any) -> Any:
@@ -78,7 +77,7 @@ class Tape(TorchDispatchMode):
 
     def send(self, tensor: Tensor, device: torch.device) -> Tensor:
         """Send a tensor to a device, and remember it; RuntimeError for one that is not expected."""
-        if self.expected is not None:
+        if self.expected:
             value, copy = next(self.expected)
             if not torch.equal(tensor, value):
                 raise RuntimeError("what the host sends depends on more than the seed of the step")
@@ -110,10 +109,5 @@ class Tape(TorchDispatchMode):
             return played[value] if isinstance(value, Place) else value
 
         for func, places, options in self.operations:
-            played += as_list(func(*map(find, places), **options))
+            played += tree_leaves(func(*map(find, places), **options))
         return list(map(find, self.sent))
-
-
-def as_list(outputs: Any) -> list[Any]:
-    """The outputs of an operation, which gives one or several."""
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

@@ -22,11 +22,10 @@ from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.callbacks import copy_state
-from torchcaps.training.device import AUTOCAST, resolve_precision
+from torchcaps.training.device import resolve_precision
 from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.training.schedules import set_learning_rates
-from torchcaps.transfer import device_of, tape, widen
+from torchcaps.transfer import autocast, device_of, tape, widen
 from torchcaps.types import Tensors
 
 # Attributes for the share that a layer drops: of layers of dropout and torchvision's stochastic
@@ -135,8 +134,6 @@ class Updater:
         if self.device.type != "cuda" or self.precision != "fp32":
             # Not .to(memory_format=...), which would change capsule weights of four axes too.
             convert_conv2d_weight_memory_format(task, torch.channels_last)
-        # Layers that draw in training: routers say so, others have a share that they drop.
-        self.has_dropout = any(map(_draws, task.modules()))
         self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
         self.frozen_modules = frozen_modules(task.model) if self.frozen else []
         self.generator = torch.Generator()  # of random changes of images
@@ -156,11 +153,13 @@ class Updater:
     def _make_random_state(self) -> None:
         """Make the scaler of losses, and the generator of dropout and routers, None without any."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self.dropout = torch.Generator(self.device) if self.has_dropout else None
+        # Layers that draw in training: routers say so, others have a share that they drop.
+        has_dropout = any(map(_draws, self.task.modules()))
+        self.dropout = torch.Generator(self.device) if has_dropout else None
 
     def recover(self) -> None:
         """Drop gradients and random state of a step that failed before its update."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         scale = self.scaler.state_dict()
         self._make_random_state()
         self.scaler.load_state_dict(scale)
@@ -168,14 +167,14 @@ class Updater:
     def seed(self, step: int) -> None:
         """Let the next gradients draw the random numbers of a step, which counts from 0."""
         self.generator.manual_seed(step_seed(self.config, step))
-        if self.dropout is not None:
+        if self.dropout:
             stream = f"{DROPOUT}.{self.ranks.rank}" if self.ranks.rank else DROPOUT
             self.dropout.manual_seed(step_seed(self.config, step, stream))
 
     def release(self) -> None:
         """Let the frozen parameters get gradients again, as before the training."""
         for parameter in self.frozen:
-            parameter.requires_grad_(True)
+            parameter.requires_grad_()
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has the averaged weights, where there is an average."""
@@ -205,33 +204,26 @@ class Updater:
         if self.ranks.world_size > 1:
             # All ranks take part in a step: one without samples gets one that does not count.
             shard = take_rows(shard, self.ranks.padded_shard(batch_size))
-        num_samples = self.ranks.shard_size(batch_size)
-        parts = self._split(shard, num_samples, batch_size)
+        parts = self._split(shard, batch_size)
         if "size" in batch.targets:
             parts = [(group, len(group.indices)) for group in shards]
 
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         part_losses = []
         for number, (part, part_size) in enumerate(parts, start=1):
             # Casts are not cached: torch keeps them for all threads together.
-            autocast = torch.autocast(
-                self.device.type,
-                AUTOCAST.get(self.precision, torch.bfloat16),
-                self.precision in AUTOCAST,
-                cache_enabled=False,
-            )
+            casts = autocast(self.device, self.precision, cache_enabled=False)
             dropout: Any = use_generator(self.dropout) if self.dropout else nullcontext()
             # The ranks exchange the sums of all parts, with the last one.
             is_early = number < len(parts) and self.ranks.world_size > 1
             sync: Any = self.training_step.no_sync() if is_early else nullcontext()
             with sync:
                 # The one row of a rank without samples has no part in sums over the ranks.
-                with dropout, autocast, exclude_padding_rows(part_size):
+                with dropout, casts, exclude_padding_rows(part_size):
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
                 weight = self.ranks.world_size * part_size / batch_size
-                loss = losses["loss"] if weight == 1 else losses["loss"] * weight
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(losses["loss"] * weight).backward()
             # Without the graph of the gradients, which would keep their memory.
             losses = {name: value.detach() for name, value in losses.items()}
             part_losses.append((losses, part_size))
@@ -241,34 +233,38 @@ class Updater:
         """Change the weights by their gradients.
 
         Args:
-            rates: learning rate of each group of parameters.
+            rates: learning rate of each group of parameters; a tensor without axes on the device
+                where the step becomes a graph, whose memory the group keeps.
             share: of the new weights in the average.
         """
-        set_learning_rates(self.optimizer, rates)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         clip = self.config.optimizer.clip  # largest norm of the gradient, 0 for any
         if clip:
             self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.task.parameters(), float(clip))
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.average is not None:
+        if self.average:
             self.average.update(share)
 
-    def _split(self, shard: Any, num_samples: int, batch_size: int) -> list[tuple[Any, int]]:
+    def _split(self, shard: Any, batch_size: int) -> list[tuple[Any, int]]:
         """The parts of a shard with their numbers of samples; as many parts on every rank.
 
         There are fewer than `accumulate` in a last batch of few samples.
 
         Args:
             shard: this rank's samples of the batch.
-            num_samples: their number.
             batch_size: number of samples of all ranks together.
         """
-        smallest = self.task.spec.smallest_batch * self.ranks.world_size
+        num_samples = self.ranks.shard_size(batch_size)
         num_parts = min(
             self.config.optimizer.accumulate,
             math.ceil(batch_size / (self.config.training.batch_size or 1)),
-            batch_size // smallest,
+            batch_size // (self.task.spec.smallest_batch * self.ranks.world_size),
         )
         if num_parts <= 1:
             return [(shard, num_samples)]
@@ -281,7 +277,7 @@ class Updater:
 
 def _draws(layer: nn.Module) -> bool:
     """Whether a layer draws random numbers in training; one of dropout may begin with a share of 0."""
-    shares = [vars(layer).get(name) for name in DROPPED_SHARES]
+    shares = map(vars(layer).get, DROPPED_SHARES)
     is_random = isinstance(layer, _DropoutNd) or getattr(layer, "draws", False)
     return is_random or any(isinstance(x, float) and x for x in shares)
 
