@@ -69,7 +69,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag of any rank is set, on all ranks."""
-        return flag if self.world_size == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
+        return bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks in rank order, on all ranks.
@@ -149,10 +149,8 @@ def init(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
             timeout=PATIENCE,
             wait_for_workers=False,
         )
-    backend = _choose_backend(device, int(environ.get("LOCAL_RANK") or 0))
-    with lost_rank_errors():
         dist.init_process_group(
-            backend,
+            _choose_backend(device, int(environ.get("LOCAL_RANK") or 0)),
             store=_store,
             rank=rank,
             world_size=world_size,
@@ -173,10 +171,10 @@ def _choose_backend(device: str, local_rank: int) -> str:
         )
     if device != "cuda" and not (device == "auto" and torch.cuda.is_available()):
         return "gloo"
-    gpus = torch.cuda.device_count()
-    if local_rank >= gpus:
+    if local_rank >= torch.cuda.device_count():
         raise TrainingError(
-            f"device: expected a GPU for each process of this machine, found {gpus}"
+            f"device: expected a GPU for process {local_rank} of this machine, got "
+            f"{torch.cuda.device_count()}"
         )
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
@@ -213,7 +211,7 @@ def lost_rank_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises no class of its own, but names its file
-        is_lost = isinstance(error, dist.DistError) if dist.is_available() else False
+        is_lost = dist.is_available() and isinstance(error, dist.DistError)
         if not (is_lost or re.search(r"gloo[/\\]", str(error))):
             raise
         cause = re.sub(r"^\[\S*\] ", "", str(error)).partition(". ")[0]
@@ -304,7 +302,7 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     """The sum over all ranks with its gradient, without padding (`exclude_padding_rows`)."""
     if current().world_size == 1:
         return values
-    return _differentiable_sum(values * (0 if _is_padding else 1))
+    return _differentiable_sum(values * (not _is_padding))
 
 
 def all_gather_rows(rows: Tensor) -> tuple[Tensor, int]:

@@ -91,9 +91,8 @@ class UnknownNameError(ArgumentError):
         names = sorted(known)
         more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         hint = f"known: {', '.join(names[:MOST_NAMES]) or 'none'}{more}"
-        words = {
-            option.lstrip("-"): option for option in names
-        }  # of flags, whose hyphens say nothing
+        # The hyphens of flags say nothing.
+        words = {option.lstrip("-"): option for option in names}
         matches = get_close_matches(name.lstrip("-"), words, n=3, cutoff=0.5)
         similar = [words[match] for match in matches]
         if not similar and name:  # the first word of a longer name
@@ -237,12 +236,10 @@ def counted(number: int, noun: str) -> str:
 
 def printable(text: str) -> str:
     """Text for a terminal: control characters, such as those of colors, are escaped, but "\\n"."""
-    return text if text.isprintable() else "".join(map(_escape, text))
-
-
-def _escape(character: str) -> str:
-    is_safe = character.isprintable() or character == "\n"
-    return character if is_safe else ascii(character)[1:-1]
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def _shorten(text: str, longest: int) -> str:

@@ -63,8 +63,10 @@ class Registry(Mapping[str, T]):
         for fact in facts:
             check_known(f"argument of a {self.kind}", fact, self.facts)
         if name in self._entries and not replace:
-            taken = f"{name!r} is registered already"
-            raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
+            raise ArgumentError(
+                self.kind,
+                f"{name!r} is registered already; expected another name, or replace=True",
+            )
         self._entries[name] = (entry, self.facts | facts)
 
     def register(self, name: str | None = None, **options: Any) -> Callable[[E], E]:
@@ -90,7 +92,7 @@ class Registry(Mapping[str, T]):
         Raises:
             UnknownNameError: there is no such name.
         """
-        if name not in self._entries and name not in self:
+        if name not in self:
             raise self.unknown(name)
         return self._entries[name][0]
 

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace as with_changes
+from dataclasses import dataclass, replace as with_changes
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -124,7 +124,7 @@ class ReadRequest:
     max_bytes: int | None = None
     storage: Storage = "memory"
     workers: int | None = None
-    options: ReadOptions = field(default_factory=ReadOptions)
+    options: ReadOptions = ReadOptions()
     classes: Names | None = None
 
 
@@ -133,7 +133,7 @@ DatasetReader = Callable[[Path, ReadRequest], Dataset | None]
 FormatReader = Callable[[Path, ReadRequest], Dataset]
 """(path, request) -> the set"""
 
-DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set", HOME)
+DATASETS: Registry[DatasetReader] = Registry("data set", HOME, info=None)
 
 
 class Format(NamedTuple):
@@ -171,11 +171,7 @@ def register_dataset(
         ValueError: the name is taken, and `replace` is not set.
     """
 
-    def register(reader: DatasetReader) -> DatasetReader:
-        DATASETS.add(info.name, (info, reader), replace=replace)
-        return reader
-
-    return register
+    return DATASETS.register(info.name, replace=replace, info=info)
 
 
 def register_derived(
@@ -262,7 +258,7 @@ def dataset_info(name: str) -> DatasetInfo:
     Raises:
         UnknownNameError: no data set has this name.
     """
-    return DATASETS[name][0]
+    return DATASETS.fact(name, "info")
 
 
 def base_info(name: str) -> DatasetInfo:
@@ -273,4 +269,4 @@ def base_info(name: str) -> DatasetInfo:
 
 def dataset_reader(name: str) -> DatasetReader:
     """The reader of a named data set; UnknownNameError where there is none."""
-    return DATASETS[name][1]
+    return DATASETS[name]

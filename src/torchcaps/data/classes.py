@@ -159,8 +159,8 @@ def stratified_split(
         raise DataError(
             f"holdout: {fraction_or_count} of {num_images} images leaves nothing on one side"
         )
-    train = torch.from_numpy(np.flatnonzero(~is_test))
-    return train, torch.from_numpy(np.flatnonzero(is_test))
+    kept, held_out = map(np.flatnonzero, (~is_test, is_test))
+    return torch.from_numpy(kept), torch.from_numpy(held_out)
 
 
 def first_labels(labels: Tensor) -> Labels:
@@ -211,13 +211,12 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     classes, sizes = np.unique(array, return_counts=True)
     check_range("per_class", per_class, low=1)
     if sizes.min() < per_class:
-        rarest = int(classes[sizes.argmin()])
         raise ArgumentError(
             "per_class",
-            f"expected at most {sizes.min()}, the images of class {rarest}, got {per_class}",
+            f"expected at most {sizes.min()}, the images of class {classes[sizes.argmin()]}, "
+            f"got {per_class}",
         )
-    indices = _choose(array, np.full(len(classes), per_class), seed)
-    return torch.from_numpy(np.sort(indices))
+    return torch.from_numpy(np.sort(_choose(array, np.full(len(classes), per_class), seed)))
 
 
 def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
@@ -248,8 +247,8 @@ def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
             "holdout: expected a fraction between 0 and 1 or a whole count, "
             f"got {fraction_or_count}"
         )
-    rounded = np.rint(sizes * fraction_or_count)
-    return np.minimum(np.maximum(rounded, 1), sizes - 1).astype(np.int64)
+    quotas = np.rint(sizes * fraction_or_count).clip(1)
+    return np.minimum(quotas, sizes - 1).astype(np.int64)
 
 
 def stratified_folds(
@@ -288,9 +287,9 @@ def stratified_folds(
         raise ArgumentError("folds", f"expected at most {num_units}, the {kind}, got {num_folds}")
     # RandomState is frozen by numpy's policy; see `stratified_split`.
     order = np.random.RandomState(seed).permutation(num_units)
+    folds = np.empty(num_units, dtype=np.int64)
     if groups is None:
         # Dealt out to the folds in turn, class after class, as cards.
-        folds = np.empty(num_units, dtype=np.int64)
         folds[order[np.argsort(array[order], kind="stable")]] = np.arange(num_units) % num_folds
         return torch.from_numpy(folds)
     # The largest groups first, each where the classes then are most even; `order` is that of groups
@@ -302,12 +301,10 @@ def stratified_folds(
     by_size = order[np.argsort(-sizes[order], kind="stable")]
     fold_shares = np.zeros((num_folds, counts.shape[1]))
     fold_sizes = np.zeros(num_folds)
-    folds = np.empty(num_units, dtype=np.int64)
     for place, group in enumerate(by_size):
         # Adding s to a fold of share f raises the sum of squares by 2 f s + s²: the smaller the
         # sum, the more even are the folds.
-        increases = fold_shares @ shares[group]
-        fold = np.lexsort((fold_sizes, increases))[0]
+        fold = np.lexsort((fold_sizes, fold_shares @ shares[group]))[0]
         empty = np.flatnonzero(fold_sizes == 0)
         if num_units - place == len(empty):  # the other folds would stay empty
             fold = empty[0]

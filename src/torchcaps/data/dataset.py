@@ -24,6 +24,7 @@ from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
 from torchcaps.types import Tensors
+from torchcaps.words import join_names
 
 MAX_CLASSES = 10_000
 
@@ -69,8 +70,7 @@ class Batch(NamedTuple):
             del targets["size"]
             if "mask" in targets:
                 targets["mask"] = targets["mask"][:, :height, :width]
-            inputs = self.inputs[rows, :, :height, :width]
-            groups.append(Batch(inputs, targets, self.indices[rows]))
+            groups.append(Batch(self.inputs[rows, :, :height, :width], targets, self.indices[rows]))
         return groups
 
 
@@ -169,13 +169,11 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         return self.float_images([index])[0], rows
 
     def __repr__(self) -> str:
-        names = self.classes
-        classes = names if len(names) <= 6 else (*names[:4], "…", names[-1])
         shape = " × ".join(map(str, self.inputs.shape[1:]))
         dtype = str(self.inputs.dtype).removeprefix("torch.")
         return (
             f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {dtype}, "
-            f"{self.num_classes} classes: {', '.join(classes)})"
+            f"{self.num_classes} classes: {join_names(self.classes)})"
         )
 
     @property
@@ -235,8 +233,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         """
         targets = dict(self.targets)
         if "mask" in targets:
-            mask = center_crop(targets["mask"].unsqueeze(1), side)
-            targets["mask"] = mask.squeeze(1).contiguous()
+            targets["mask"] = center_crop(targets["mask"][None], side)[0].contiguous()
         return replace(self, inputs=center_crop(self.inputs, side).contiguous(), targets=targets)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
@@ -303,7 +300,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
             The moved set.
         """
         targets = {name: target.to(device) for name, target in self.targets.items()}
-        maker = None if self.maker is None else self.maker.to(device)
+        maker = self.maker and self.maker.to(device)
         return replace(self, inputs=self.inputs.to(device), targets=targets, maker=maker)
 
     def float_images(
@@ -331,10 +328,9 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
     first = parts[0]
     targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
     groups = [part.groups for part in parts if part.groups is not None]
-    inputs = torch.cat([part.inputs for part in parts])
     return replace(
         first,
-        inputs=inputs,
+        inputs=torch.cat([part.inputs for part in parts]),
         targets=targets,
         groups=torch.cat(groups) if groups else None,
         files=(),
@@ -363,8 +359,7 @@ def match_classes(images: Dataset, classes: Names) -> Dataset:
         rows = targets[target]
         is_hot = target == "labels"
         indices = rows.any(dim=0).nonzero().flatten() if is_hot else rows.long().unique()
-        names = [images.classes[index] for index in indices.tolist()]
-        unknown = [name for name in names if name not in positions]
+        unknown = [images.classes[index] for index in indices.tolist() if new_indices[index] < 0]
         if unknown:
             raise unknown_classes(images.name, unknown, classes)
         mapping = new_indices.to(rows.device)
@@ -470,9 +465,9 @@ def check_labels(
     """
     check_classes(source, classes)
     count = len(classes)
-    is_outside = (labels < 0) | (labels >= count)
-    if is_outside.any():
-        image = int(is_outside.nonzero()[0])
+    outside = ((labels < 0) | (labels >= count)).nonzero()
+    if len(outside):
+        image = int(outside[0])
         raise DataError(
             f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
             f"classes (0 to {count - 1})"

@@ -178,9 +178,8 @@ def read_entries(
         numbers: dict[str | None, int] = {}
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
         columns[request.options.group_column or GROUP] = groups
-    splits = [entry.split for entry in entries]
-    indices = in_split(name, labels, request, splits, groups)
-    notes = [*_summary(name, entries, splits, len(indices), request), *notes]
+    indices = in_split(name, labels, request, [entry.split for entry in entries], groups)
+    notes = [*_summary(name, entries, len(indices), request), *notes]
 
     files = list(dict.fromkeys(entry.file for entry in entries))
     readable = files
@@ -194,11 +193,11 @@ def read_entries(
     split_files = tuple(entries[index].file for index in indices)
     try:
         images = _encode_images(split_files, readable, request, open_image)
-        is_large = images.shape.numel() > (request.max_bytes or _default_memory())
-        is_auto = request.storage == "auto"
-        stays = can_stay and (request.storage == "disk" or (is_auto and is_large))
+        num_bytes = images.shape.numel()
+        is_large = num_bytes > (request.max_bytes or _default_memory())
+        stays = can_stay and (request.storage == "disk" or (request.storage == "auto" and is_large))
         if not stays:
-            check_fits(name, images.shape.numel(), split_files, request)
+            check_fits(name, num_bytes, split_files, request)
         inputs: Any = images if stays else images.decode()
     except DamagedImageError:  # all are named at once, those of other splits too
         damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
@@ -209,7 +208,7 @@ def read_entries(
     if stays:
         notes.append(
             f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
-            f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
+            f"memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
         )
         form = partial(DiskDataset, workers=request.workers)
     return form(inputs, split_targets, classes, name, split_groups, tuple(notes))
@@ -217,10 +216,8 @@ def read_entries(
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> Names:
     """The classes of the training images, in natural order. Raises DataError for fewer than two."""
-    labels: set[str] = set()
-    for entry in entries:
-        if entry.split in (None, "train"):
-            labels.update(entry.labels)
+    training = (entry.labels for entry in entries if entry.split in (None, "train"))
+    labels = set(chain.from_iterable(training))
     if len(labels) < 2:
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(labels) or 'none'}"
@@ -255,13 +252,12 @@ def _index_labels(
 def _summary(
     name: str,
     entries: Sequence[Entry],
-    splits: Sequence[str | None],
     num_images: int,
     request: ReadRequest,
 ) -> list[str]:
     """Sentences on the number of images, classes and groups."""
     part = f"{num_images:,} of them in the {request.split} split"
-    if request.classes is not None and not any(splits):
+    if request.classes is not None and not any(entry.split for entry in entries):
         part = "all of them measured, because it is not divided into train and test"
     num_classes = len(set(chain.from_iterable(entry.labels for entry in entries)))
     known = f"of {num_classes:,} classes" if num_classes else "with values"
@@ -328,7 +324,7 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
         )
 
 
-def find_damaged(files: Iterable[str], open_image: OpenImage = str) -> dict[str, str]:
+def find_damaged(files: Iterable[str], open_image: OpenImage) -> dict[str, str]:
     """Decode image files and keep none of them.
 
     Args:

@@ -130,8 +130,8 @@ def register_idx(info: DatasetInfo) -> None:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = hashlib.sha256(read_bytes(labels)).hexdigest()
             for published in map(dataset_info, list_datasets()):
-                is_labels_of = published.sha256.get(file) == digest and published.made_from is None
-                if is_labels_of and info.sha256.get(file) != digest:
+                is_base = published.made_from is None
+                if is_base and published.sha256.get(file) == digest != info.sha256.get(file):
                     raise DataError(
                         f"{labels}: these are the labels of {published.name!r}, not of {info.name!r}"
                     )

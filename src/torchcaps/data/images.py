@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
+from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair
 from torchcaps.errors import DamagedImageError, DataError, check_regular
 from torchcaps.types import StrPath
 from torchcaps.words import join_names
@@ -80,7 +80,7 @@ def decode_image(
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_gray(image) else 3)
         if isinstance(source, Image.Image):
-            image = ImageOps.exif_transpose(image)  # a copy
+            image = image.copy()
         elif img_size is not None:
             # At twice the target, the antialiased resize that follows averages the same
             # frequencies. Both sides alike: an EXIF orientation may exchange them.
@@ -88,10 +88,7 @@ def decode_image(
             image.draft(None, (side, side))
         ImageOps.exif_transpose(image, in_place=True)
         pixels = torch.from_numpy(_to_bytes(image, background)).movedim(-1, 0).contiguous()
-        pixels = to_channels(pixels.unsqueeze(0), channels)[0]
-    if img_size is None or pixels.shape[1:] == size_pair(img_size):
-        return pixels
-    return fit_images(pixels.unsqueeze(0), img_size, None)[0]
+        return fit_images(pixels[None], img_size, channels)[0]
 
 
 def is_gray(source: ImageSource, name: str | None = None) -> bool:
@@ -146,11 +143,8 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
     """
     key = []
     for part in re.findall(r"\d+|\D+", text):
-        if part.isdecimal():
-            digits = part.lstrip("0")
-            key.append((0, len(digits), digits))
-        else:
-            key.append((1, 0, part))
+        digits = part.lstrip("0")
+        key.append((0, len(digits), digits) if part.isdecimal() else (1, 0, part))
     return key
 
 
@@ -160,11 +154,11 @@ def check_size(file: str, image: Tensor, size: Sequence[int]) -> None:
     Raises:
         DataError: it has another one.
     """
-    if image.shape[1:] != size:
-        sizes = [f"{height} × {width}" for height, width in (size, image.shape[1:])]
+    got = image.shape[1:]
+    if got != size:
         raise DataError(
-            f"{file}: expected an image of {sizes[0]} (height × width), as the first one of the set "
-            f"is, got {sizes[1]}; give img_size (--img-size) to resize them all"
+            f"{file}: expected an image of {size[0]} × {size[1]} (height × width), as the first one "
+            f"of the set, got {got[0]} × {got[1]}; give img_size (--img-size) to resize all"
         )
 
 

@@ -1,7 +1,6 @@
 """`load_dataset`: every data set, by name or by path."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def load_dataset(
     if split not in SPLITS_WITH_VAL:
         raise DataError(f"split: expected 'train', 'test' or 'val', got {split!r}")
     for option in options:
-        check_known("option", option, [field.name for field in fields(ReadOptions)])
+        check_known("option", option, vars(ReadOptions()))
     text = str(name_or_path)
     if max_bytes is not None:
         check_range("max_bytes", max_bytes, low=1)
@@ -139,9 +138,8 @@ def _check_request(
     """Check that what is requested has a meaning for a set with these splits and options."""
     if request.split not in splits:
         raise MissingSplitError(f"{source}: there is no official {request.split!r} split")
-    defaults = ReadOptions()
-    for name, setting in vars(request.options).items():
-        if setting != getattr(defaults, name) and name not in options:
+    for name, default in vars(ReadOptions()).items():
+        if getattr(request.options, name) != default and name not in options:
             expected = IMAGE_FILES if name in OPTIONS else "a .csv of image files"
             raise ArgumentError(name, f"expected {expected}, got {source}")
 
@@ -165,9 +163,7 @@ def places(name: str, root: StrPath | None = None, cache_dir: StrPath | None = N
 def missing_set(name: str, folders: list[Path]) -> DatasetNotFoundError:
     """The error for a named set that is in none of the folders that were searched."""
     info = base_info(name)
-    remedy = f"get it from {info.source}"
-    if info.sources:
-        remedy = f"get it with: torchcaps data fetch {info.name}"
+    origin = f"with: torchcaps data fetch {info.name}" if info.sources else f"from {info.source}"
     return DatasetNotFoundError(
-        f"data set {name!r} is in none of {', '.join(map(str, folders))}; {remedy}"
+        f"data set {name!r} is in none of {', '.join(map(str, folders))}; get it {origin}"
     )

@@ -59,7 +59,7 @@ def palette(num_classes: int) -> np.ndarray:
     colors = [tuple(bytes.fromhex(color)) for color in COLORS[:num_classes]]
     for index in range(len(COLORS), num_classes):
         rgb = colorsys.hsv_to_rgb(0.618 * index % 1, 0.65, 0.9 - 0.35 * (index % 3) / 2)
-        colors.append(tuple(np.rint(255 * np.array(rgb))))
+        colors.append(tuple(round(255 * level) for level in rgb))
     return np.array(colors, dtype=np.uint8)
 
 
@@ -130,11 +130,11 @@ def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
     with read_errors(root):
         for folder, split in split_folders(root, _has_masks):
             images, masks = (_files_by_stem(folder / kind) for kind in ("images", "masks"))
-            for stem in sorted({*images, *masks}, key=natural_key):
+            files = images | masks
+            for stem in sorted(files, key=natural_key):
                 if stem not in images or stem not in masks:
                     missing = "mask" if stem in images else "image"
-                    file = images.get(stem) or masks[stem]
-                    raise DataError(f"{file}: there is no {missing} of this name beside it")
+                    raise DataError(f"{files[stem]}: there is no {missing} of this name beside it")
                 pairs.append(MaskPair(images[stem], masks[stem], split))
         return _read_pairs(root.resolve().name, pairs, root, request)
 
@@ -196,7 +196,7 @@ def _read_pairs(
     table = _read_class_table(folder)
     pixels = [_mask_pixels(pair.mask, table is not None and table.is_colored) for pair in pairs]
     table = table or _number_classes(pairs, pixels)
-    size = sizes[0] if request.img_size is None else size_pair(request.img_size)
+    size = size_pair(request.img_size or sizes[0])
     entries = []
     masks = []
     for pair, values in zip(pairs, pixels, strict=True):
@@ -204,19 +204,14 @@ def _read_pairs(
         label = int(main_classes(mask, len(table.names)))
         entries.append(Entry(str(pair.image), (table.names[label],), pair.split))
         masks.append(resize_masks(mask, size))
-    masks_of_all = torch.cat(masks)
-    if not masks_of_all.any():
+    targets = {"mask": torch.cat(masks)}
+    if not targets["mask"].any():
         raise DataError(
             f"{name}: every mask holds {table.names[0]!r} alone, the background; "
             "expected another class"
         )
     return read_entries(
-        name,
-        entries,
-        request,
-        can_stay=False,
-        classes=table.names,
-        targets={"mask": masks_of_all},
+        name, entries, request, can_stay=False, classes=table.names, targets=targets
     )
 
 

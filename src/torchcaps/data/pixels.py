@@ -164,8 +164,8 @@ def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
         in_chans: see `channels_first`.
     """
     if isinstance(images, np.ndarray):
-        # torch knows no uint16 in most of its functions.
-        images = deep_to_bytes(images) if images.dtype == np.uint16 else images
+        if images.dtype == np.uint16:  # which torch knows in few of its functions
+            images = deep_to_bytes(images)
         images = torch.as_tensor(np.require(images, requirements=["A", "C", "W"]))
     pixels = channels_first(images, in_chans)
     if pixels.is_floating_point():
@@ -316,5 +316,4 @@ def random_offsets(count: int, side: int, window: int, generator: Generator) -> 
     Returns:
         `[count]` integers from 0 to `side - window`, on the device of the generator.
     """
-    num_offsets = side - window + 1
-    return torch.randint(num_offsets, (count,), generator=generator, device=generator.device)
+    return torch.randint(side - window + 1, (count,), generator=generator, device=generator.device)

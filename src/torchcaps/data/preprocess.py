@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -204,8 +203,10 @@ class Preprocess:
         if isinstance(image, np.ndarray | Tensor):
             gray = to_float(to_channels(read_picture(image, None, self.in_chans, name), 1))[0]
         else:  # on the page that shows more of it
-            decode = partial(decode_image, image, None, 1, name=name)
-            pages = [to_float(decode(background=color)) for color in ("black", "white")]
+            pages = [
+                to_float(decode_image(image, None, 1, name=name, background=color))
+                for color in ("black", "white")
+            ]
             gray = max(pages, key=lambda page: float(page.std()))
         prepared = self.form.bring(gray[0].numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
@@ -235,8 +236,7 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
-            form = settings.get("form")
-            form = form and Form(**form)
+            form = settings.get("form") and Form(**settings["form"])
             if set(map(type, (height, width, channels, crop or 0))) != {int}:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):

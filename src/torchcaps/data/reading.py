@@ -83,13 +83,6 @@ class Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes; all that are left for a negative size."""
-        if size < 0:
-            return self.readall()
-        check_memory(self.path, self.tell() + size)
-        return self.stream.read(size)
-
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with the next bytes, and return their number."""
         check_memory(self.path, self.tell() + len(buffer))
@@ -173,9 +166,8 @@ def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
             raise DataError(
                 f"{path}: expected its labels in {labels.name} beside it, which is not there"
             )
-        images = np.load(file)
         with open_file(labels, problem) as labels_file:
-            yield {"images": images, "labels": np.load(labels_file)}
+            yield {"images": np.load(file), "labels": np.load(labels_file)}
 
 
 @contextmanager

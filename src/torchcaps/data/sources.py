@@ -139,10 +139,9 @@ class Rendering:
 
 def published_set(name: str, **fields: Any) -> DatasetInfo:
     """All that is known about a set: its facts, and the fields that no table can hold."""
-    facts = set_facts(name)
+    facts = {"sources": ()} | set_facts(name)
     facts["sources"] = tuple(
-        Mirror(**source) if "base" in source else Archive(**source)
-        for source in facts.get("sources", ())
+        Mirror(**source) if "base" in source else Archive(**source) for source in facts["sources"]
     )
     return DatasetInfo(**facts | fields)
 
@@ -225,8 +224,9 @@ def _file_fault(path: Path, digest: str | None, packed: bool = False) -> str:
             sha256 = hashlib.file_digest(file, "sha256")
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
-    is_right = digest in (None, sha256.hexdigest())
-    return "" if is_right else "the bytes are not the published ones (SHA-256 differs)"
+    if digest in (None, sha256.hexdigest()):
+        return ""
+    return "the bytes are not the published ones (SHA-256 differs)"
 
 
 class FileCheck(NamedTuple):
@@ -340,7 +340,7 @@ def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
                 checks.append(FileCheck(place, False, str(error)))
                 continue
             if images is not None:
-                expected = info.train if split == "train" else info.test
+                expected = getattr(info, split)
                 reason = f"{images.name}: {len(images):,} images, expected {expected:,}"
                 checks.append(FileCheck(place, len(images) == expected, reason))
         return checks

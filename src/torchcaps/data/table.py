@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 
@@ -82,8 +81,9 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
             name = row[file].strip()
             cells = [row[column].strip() for column in columns]
             labels: Names = ()
+            numbers: list[float] = []
             if options.value_column:
-                values.append([_read_number(line, cell) for cell in cells])
+                numbers = [_read_number(line, cell) for cell in cells]
             else:
                 labels = _read_labels(line, name, cells, options.label_separator)
             group = find_group(options.group_pattern, name)
@@ -93,15 +93,15 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
                     column = options.group_column
                     raise DataError(f"{line}: expected a {column!r}, which names a group")
             image = os.path.join(path.parent, name)
-            entries.append(Entry(image, labels, row_split(line, row), group))
             if not os.path.isfile(image):
                 missing[image] = f"{line}: no such file {image}"
-    notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
-    read = [row for row, entry in enumerate(entries) if entry.file not in missing]
-    entries = [entries[row] for row in read]
+                continue
+            entries.append(Entry(image, labels, row_split(line, row), group))
+            values.append(numbers)
+    num_images = len(entries) + len(missing)
+    notes = damage_notes(path.stem, missing, num_images, options.skip_damaged)
     extras: Json = {}
     if options.value_column:
-        values = [values[row] for row in read]
         extras = {"classes": columns, "targets": {"value": torch.tensor(values)}}
     return read_entries(path.stem, entries, request, notes=notes, **extras)
 
@@ -132,5 +132,5 @@ register_format(
     lambda path: path.suffix.lower() == ".csv" and not path.is_dir(),
     read_table,
     splits=SPLITS_WITH_VAL,
-    options=tuple(field.name for field in fields(ReadOptions)),
+    options=tuple(vars(ReadOptions())),
 )

@@ -56,10 +56,8 @@ def look(served: ServedModel, image: Any, **_: Any) -> dict[str, Any]:
         if not spec.pose:
             return {"lengths": encode(activations_of(model, pixels, spec))}
         pose, activation = model.capsules(pixels)
-        answer: dict[str, Any] = {"lengths": encode(activation), "poses": encode(pose)}
-        if has_votes(served.task):
-            answer |= votes_of(model, pixels)
-    return answer
+        answer = {"lengths": encode(activation), "poses": encode(pose)}
+        return answer | (votes_of(model, pixels) if has_votes(served.task) else {})
 
 
 def has_votes(task: Task) -> bool:
@@ -81,13 +79,18 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
         weights = trace.coupling
         if layer.router.activation == "probability":  # the votes do not carry it
             weights = weights * votes.activation.unsqueeze(-1)
-        step = {"couplings": trace.coupling, "weights": weights}
-        step |= {"lengths": trace.activation, "poses": trace.pose}
+        step = {
+            "couplings": trace.coupling,
+            "weights": weights,
+            "lengths": trace.activation,
+            "poses": trace.pose,
+        }
         steps.append({key: encode(tensor) for key, tensor in step.items()})
     dense = votes.dense()[0]
-    sizes = dict(zip(("children", "classes", "dim"), dense.shape, strict=True))
-    router = layer.router.describe()
-    return {"votes": encode(dense), "sizes": sizes, "router": router} | {
+    return {
+        "votes": encode(dense),
+        "sizes": dict(zip(("children", "classes", "dim"), dense.shape, strict=True)),
+        "router": layer.router.describe(),
         "steps": steps[:-1],
         "off": steps[-1],
     }

@@ -64,7 +64,10 @@ def explore(
     names = unique_suffixes([path.parent if path.name == MODEL_FILE else path for path in runs])
     names = [name.removesuffix(".safetensors") for name in names]
     try:
-        contents = [_carry(path, name, root) for path, name in zip(runs, names, strict=True)]
+        contents = [
+            carry(load_model(path, "cpu"), images_of(path, root), name, facts_of(path))
+            for path, name in zip(runs, names, strict=True)
+        ]
         models: list[ServedModel] = []
         source = "local"
     except ExportError:
@@ -97,12 +100,6 @@ def explore(
         server.serve_forever()
 
 
-def _carry(run: Path, name: str, root: str | None) -> Content:
-    """A network that the page runs itself; ExportError for one that it cannot."""
-    model = load_model(run, "cpu")
-    return carry(model, images_of(run, root), name, facts_of(run))
-
-
 def describe_run(
     run: str | Path | nn.Module, name: str, root: str | None = None
 ) -> tuple[ServedModel, Content]:
@@ -123,14 +120,14 @@ def describe_run(
     model = load_model(run, "cpu")
     preprocess = model_metadata(model).preprocess
     if not preprocess.is_picture:
-        problem = f"the explorer shows pictures, and this model takes {preprocess.kind}"
-        raise ArgumentError(name, problem)
+        raise ArgumentError(
+            name, f"the explorer shows pictures, and this model takes {preprocess.kind}"
+        )
     data = None
     facts: dict[str, Any] = {}
     task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
     if not isinstance(run, nn.Module):
         data = images_of(run, root)
         facts = facts_of(Path(run))
-    height, width = preprocess.model_size
-    shape = (preprocess.in_chans, height, width)
+    shape = (preprocess.in_chans, *preprocess.model_size)
     return ServedModel(task, shape), describe(task.model, data, name, facts)

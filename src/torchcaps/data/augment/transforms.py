@@ -66,9 +66,9 @@ class Augmentation:
             group: has the settings of all augmentations as attributes. One that it lacks has its
                 default.
         """
-        amounts = {}
-        for field in fields(self.settings):
-            amounts[field.name] = getattr(group, field.name, field.default)
+        amounts = {
+            field.name: getattr(group, field.name, field.default) for field in fields(self.settings)
+        }
         return self.settings(**amounts) if any(map(amounts.get, self.switches)) else None
 
     def refuse(self, group: Any, reason: str) -> None:
@@ -141,8 +141,9 @@ def register_augmentation(
                 raise ArgumentError("settings", f"expected {field.name} to be made by `setting`")
             for rival in AUGMENTATIONS.registered():
                 if field.name in rival.settings.__dataclass_fields__ and rival.name != name:
-                    problem = f"{field.name!r} is one of {rival.name}; expected another name"
-                    raise ArgumentError("settings", problem)
+                    raise ArgumentError(
+                        "settings", f"{field.name!r} is one of {rival.name}; expected another name"
+                    )
         get_type_hints(settings)  # raises NameError here for a type that is not known
         augmentation = Augmentation(
             name, function, settings, tuple(moves), order, tuple(parameters)
@@ -186,8 +187,7 @@ class Transforms:
         self.mask_classes = mask_classes
         self.steps: list[tuple[Augmentation, Any]] = []
         if crop is not None:
-            cropping = Augmentation("crop", _crop, object, moves=MOVED, order=CROP_ORDER)
-            self.steps.append((cropping, crop))
+            self.steps.append((Augmentation("crop", _crop, object, MOVED, CROP_ORDER), crop))
         for augmentation in ordered_augmentations():
             if mask_classes is not None and augmentation.moves and "mask" not in augmentation.moves:
                 augmentation.refuse(settings, "images with masks, which would not fit")
@@ -233,8 +233,8 @@ class Transforms:
             background = 1 - planes["mask"].sum(dim=1, keepdim=True)
             targets["mask"] = torch.cat([background, planes["mask"]], dim=1).argmax(dim=1)
         if "singles" in planes:
-            shape = targets["singles"].shape[1:3]
-            targets["singles"] = planes["singles"].unflatten(1, shape).contiguous()
+            singles = planes["singles"].unflatten(1, targets["singles"].shape[1:3])
+            targets["singles"] = singles.contiguous()
         inputs = planes["inputs"].contiguous(memory_format=torch.channels_last)
         return Batch(inputs, targets, batch.indices)
 
@@ -244,11 +244,13 @@ class Transforms:
         """The images changed by an augmentation; ArgumentError where it returns something else."""
         changed = augmentation.apply(images, settings, generator)
         if not isinstance(changed, Tensor):
-            problem = f"expected it to return a tensor, got {type(changed).__name__}"
-            raise ArgumentError(augmentation.name, problem)
+            raise ArgumentError(
+                augmentation.name, f"expected it to return a tensor, got {type(changed).__name__}"
+            )
         if augmentation.apply is not _crop:
-            sizes = dict(zip(AXES, images.shape, strict=True))
-            check_shape(augmentation.name, changed, AXES, **sizes)
+            check_shape(
+                augmentation.name, changed, AXES, **dict(zip(AXES, images.shape, strict=True))
+            )
         if not self.is_checked and not changed.isfinite().all():
             raise ArgumentError(augmentation.name, "expected it to return finite numbers")
         return changed.to(images)

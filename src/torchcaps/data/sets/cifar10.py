@@ -52,11 +52,12 @@ def read_cifar(folder: StrPath, split: str = "train", name: str = "cifar10") -> 
     for file in files:
         content = np.frombuffer(read_bytes(file), dtype=np.uint8)
         if len(content) == 0 or len(content) % RECORD:
-            problem = f"truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
-            raise DataError(f"{file}: {problem}")
-        batches.append(content.reshape(-1, RECORD))
-        check_labels(str(file), torch.from_numpy(batches[-1][:, 0].astype(np.int64)), INFO.classes)
-    records = torch.from_numpy(np.concatenate(batches))
+            raise DataError(
+                f"{file}: truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
+            )
+        batches.append(torch.from_numpy(content.reshape(-1, RECORD)))
+        check_labels(str(file), batches[-1][:, 0].long(), INFO.classes)
+    records = torch.cat(batches)
     images = records[:, 1:].unflatten(1, INFO.image_shape).contiguous()
     return Dataset(images, {"label": records[:, 0].long()}, INFO.classes, name)
 

@@ -59,14 +59,12 @@ def read_gtsrb(folder: StrPath, request: ReadRequest, name: str = "gtsrb") -> Da
     """
     base = _find_base(Path(folder))
     if base is None:
-        expected = "Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
-        raise DataError(f"{folder}: no {expected}")
+        raise DataError(
+            f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
+        )
     test_table = next(filter(Path.is_file, map(base.joinpath, TEST_TABLES)), None)
-    tables = _class_tables(base)
-    split = None
-    if test_table is not None:
-        split = request.split
-        tables = [test_table] if split == "test" else tables
+    split = request.split if test_table else None
+    tables = [test_table] if test_table and split == "test" else _class_tables(base)
     entries = [entry for table in tables for entry in _read_table(table, split)]
     matches = [re.fullmatch(r"(\d{1,18})_(\d{1,18})", Path(e.file).stem) for e in entries]
     tracks = [[int(m[1]), int(m[2])] if m else [-1, -1] for m in matches]

@@ -67,9 +67,10 @@ class PairMaker(Maker):
         self._counts = torch.bincount(source.labels, minlength=source.num_classes)
         self._starts = self._counts.cumsum(0) - self._counts
         self._sorted = source.labels.argsort(stable=True)
-        if source.images.dtype != torch.uint8 or int(self._counts.max()) == len(source):
-            expected = "expected uint8 images of two classes or more to make pairs of"
-            raise DataError(f"{source.name}: {expected}, got {source!r}")
+        if source.images.dtype != torch.uint8 or self._counts.max() == len(source):
+            raise DataError(
+                f"{source.name}: expected uint8 images of two classes or more, got {source!r}"
+            )
 
     def num_partners_of(self, base: Indices) -> Indices:
         """The number of images of another class, for each of these.
@@ -277,7 +278,7 @@ def _make_masked(source: Dataset, split: str) -> Dataset:
     pairs = _make(source, split)
     maker: Any = pairs.maker
     # Filled in place: parts between large blocks split up memory.
-    masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)
+    masks = torch.empty(len(pairs), *pairs.img_size, dtype=torch.uint8)
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, brighter = maker.singles(pairs, index).amax(dim=2).max(dim=1)
         labels = pairs.targets["single_label"][index].gather(1, brighter.flatten(1))

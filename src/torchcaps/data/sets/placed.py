@@ -7,17 +7,18 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.augment.changes import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
-from torchcaps.data.pixels import random_offsets, to_float, windows_at
+from torchcaps.data.pixels import Images, random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.errors import DataError, check_positive, check_range
 from torchcaps.transfer import to_device
@@ -31,23 +32,24 @@ LOW = (-20.0, -0.2, 0.8, 0.8)
 HIGH = (20.0, 0.2, 1.2, 1.2)
 
 
+@dataclass(frozen=True)
 class PlaceMaker(Maker):
     """Draws new places of images on their black canvases.
 
-    Args:
+    Attributes:
         content: (height, width) of an image, whose place is in the targets "top" and "left".
         canvas: side of a canvas in pixels.
     """
 
-    def __init__(self, content: tuple[int, int], canvas: int) -> None:
-        self.content = content
-        self.canvas = canvas
+    content: tuple[int, int]
+    canvas: int
 
     def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
         """Images at new random places; DataError where the set was cropped or resized."""
         if images.img_size != (self.canvas, self.canvas):
-            expected = f"expected canvases of {self.canvas} pixels, as they were made"
-            raise DataError(f"{images.name}: {expected}, got {images!r}")
+            raise DataError(
+                f"{images.name}: expected the canvases of {self.canvas} pixels, got {images!r}"
+            )
         targets = select_rows(images.targets, indices)
         corners = [
             random_offsets(len(indices), self.canvas, side, generator) for side in self.content
@@ -61,11 +63,11 @@ class PlaceMaker(Maker):
 
 
 def place_images(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     size: Sequence[int],
     corners: Int64[Tensor, "batch 2"],
     margin: int | None = None,
-) -> Shaped[Tensor, "batch channels rows columns"]:
+) -> Images:
     """Black canvases of `size` (rows, columns), each with an image at a place.
 
     Args:
@@ -159,13 +161,13 @@ def affine_copies(
     amounts = torch.empty(len(original), len(FACTORS))
     for index in torch.arange(len(original)).split(CHUNK):
         images[index], amounts[index] = _copy_chunk(source, original[index], size, random)
-    factors = dict(zip(FACTORS, amounts.unbind(dim=1), strict=True))
+    targets = {"label": source.labels.cpu()[original], "original": original}
     return Dataset(
         images,
-        {"label": source.labels.cpu()[original], "original": original, **factors},
+        targets | dict(zip(FACTORS, amounts.unbind(dim=1), strict=True)),
         source.classes,
         name or f"affine-{source.name}",
-        groups=original if source.groups is None else source.groups.cpu()[original],
+        original if source.groups is None else source.groups.cpu()[original],
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.data._registry import ReadRequest, register_dataset
+from torchcaps.data._registry import register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.points import point_set, standardized_points
 from torchcaps.data.sources import published_set
@@ -93,11 +93,8 @@ def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
 
 
 INFO = published_set("planes", embedded=Path(__file__).parent)  # its only file is this one
-
-
-@register_dataset(INFO)
-def _read(folder: Path, request: ReadRequest) -> Dataset | None:
-    """Make the planes of a split; no other folder than this package's own has them."""
-    if folder != INFO.embedded:
-        return None
-    return make_planes(getattr(INFO, request.split), seed=int(request.split == "test"))
+register_dataset(INFO)(
+    lambda _folder, request: make_planes(
+        getattr(INFO, request.split), seed=int(request.split == "test")
+    )
+)

@@ -18,7 +18,6 @@ import torch
 
 from torchcaps.data._registry import (
     DatasetInfo,
-    ReadRequest,
     register_dataset,
     register_derived,
     register_format,
@@ -91,7 +90,7 @@ def matrix_bytes(array: np.ndarray) -> bytes:
     return header + array.astype(DTYPES[magic]).tobytes()
 
 
-def _find_file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
+def _find_file(folder: Path, split: str, kind: str, stem: str) -> Path | None:
     """The file of a kind ("dat", "cat", "info"), or None."""
     return plain_or_packed(folder, f"{stem}-*-{split}ing-{kind}.mat")
 
@@ -215,12 +214,13 @@ def register_norb(info: DatasetInfo) -> None:
         info: of the set; its files begin with its name.
     """
 
-    @register_dataset(info)
-    def read(folder: Path, request: ReadRequest) -> Dataset | None:
-        if not _holds(folder, info.name):
-            return None
-        return read_norb(folder, request.split, name=info.name, stem=info.name)
-
+    register_dataset(info)(
+        lambda folder, request: (
+            read_norb(folder, request.split, name=info.name, stem=info.name)
+            if _holds(folder, info.name)
+            else None
+        )
+    )
     num_familiar = info.train // 3
     kind = info.title.split(",")[0]
     for by in FAMILIAR:

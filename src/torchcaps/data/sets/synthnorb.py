@@ -81,7 +81,7 @@ def render_synthnorb(
         ("azimuths", azimuths, 36),
         ("lightings", lightings, len(LAMPS)),
     ):
-        for code in (min(codes, default=-1), max(codes, default=-1)):
+        for code in codes or [-1]:
             check_range(name, code, low=0, high=limit - 1)
     check_range("size", size, low=4)
     check_range("jitter", jitter, low=0, high=0.5)

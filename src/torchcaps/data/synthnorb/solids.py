@@ -154,10 +154,8 @@ class Body:
         starts = start.split(counts, dim=1)
         alongs = along.T.unsqueeze(-1).split(counts, dim=1)
         tops = self.top.unsqueeze(-1).split(counts)
-        distances = []
-        for rays in zip(KINDS, starts, alongs, tops, strict=True):
-            distances.append(torch.stack(_intersect(*rays)))
-        enter, leave = torch.cat(distances, dim=1)
+        rays = zip(KINDS, starts, alongs, tops, strict=True)
+        enter, leave = torch.cat([torch.stack(_intersect(*of_kind)) for of_kind in rays], dim=1)
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
@@ -176,8 +174,7 @@ class Body:
         slope = (top - 1) / 2
         radius = (1 + top) / 2 + slope * z
         mantle = torch.stack([x, y, -radius * slope], dim=-1)
-        zero = torch.zeros_like(x)
-        lid = torch.stack([zero, zero, z.sign()], dim=-1)
+        lid = local.sign() * torch.tensor([0, 0, 1])
         to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
         is_lid = (1 - z.abs()).abs() < to_mantle
         cone_normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
@@ -206,17 +203,17 @@ def _intersect(kind: int, start: Tensor, along: Tensor, top: Tensor) -> Interval
         discriminant = middle * middle - c / a  # below 0: the ray passes by
         root = discriminant.clamp(min=0).sqrt()
         return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
-    if kind == BLOCK:  # every coordinate is between -1 and 1
-        middle = -start / along
-        half = 1 / along.abs()
-        return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
-    # Between the lids of a cone: x² + y² < (radius at z)², again a quadratic inequality in t.
-    x, y, z = start
-    u, v, w = along
-    middle = -z / w
-    half = 1 / w.abs()
+    # Where each coordinate is between -1 and 1.
+    middle = -start / along
+    half = 1 / along.abs()
     enter = middle - half
     leave = middle + half
+    if kind == BLOCK:
+        return enter.amax(dim=0), leave.amin(dim=0)
+    # Between the lids of a cone: x² + y² < (radius at z)², again a quadratic inequality in t.
+    enter, leave = enter[2], leave[2]
+    x, y, z = start
+    u, v, w = along
 
     # The radius is linear in the distance t: radius + slope t.
     taper = (top - 1) / 2
@@ -292,7 +289,7 @@ def make_toy(category: int, instance: int, seed: int = 0, *, jitter: float = JIT
 def _reach(solid: Solid) -> np.ndarray:
     """How far a solid reaches from its center along x, y and z; a cone counts as a cylinder."""
     if solid.kind == BALL:
-        return np.sqrt((solid.frame**2).sum(axis=1))
+        return np.linalg.norm(solid.frame, axis=1)
     if solid.kind == BLOCK:
         return np.abs(solid.frame).sum(axis=1)
     x, y, z = solid.frame.T
