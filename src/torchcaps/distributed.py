@@ -88,8 +88,8 @@ class Ranks:
         """
         if self.world_size == 1:
             return tensor
-        rows = tensor.detach().cpu().clone()  # a view would be pickled with its whole storage
-        return torch.cat(self.gather(rows)).to(tensor.device)
+        # A view would be pickled with its whole storage.
+        return torch.cat(self.gather(tensor.detach().cpu().clone())).to(tensor.device)
 
     def broadcast(self, value: T) -> T:
         """The value of rank 0, on all ranks; its tensors come out on the CPU.
@@ -233,9 +233,10 @@ def data_parallel(task: nn.Module) -> nn.Module:
     Where shards differ, multiply the mean loss of a rank by `world_size * rows of the rank / rows
     of all`: the gradients are then those of the mean over all rows.
     """
-    devices = [torch.cuda.current_device()] if _on_gpu(task) else None
     wrapper = nn.parallel.DistributedDataParallel(
-        task, device_ids=devices, find_unused_parameters=True
+        task,
+        device_ids=[torch.cuda.current_device()] if _on_gpu(task) else None,
+        find_unused_parameters=True,
     )
     # All ranks have the same buffers; as an argument it is deprecated in torch 2.13.
     wrapper.broadcast_buffers = False

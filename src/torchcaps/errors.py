@@ -93,7 +93,7 @@ class UnknownNameError(ArgumentError):
         hint = f"known: {', '.join(names[:MOST_NAMES]) or 'none'}{more}"
         # The hyphens of flags say nothing.
         words = {option.lstrip("-"): option for option in names}
-        matches = get_close_matches(name.lstrip("-"), words, n=3, cutoff=0.5)
+        matches = get_close_matches(name.lstrip("-"), words, cutoff=0.5)
         similar = [words[match] for match in matches]
         if not similar and name:  # the first word of a longer name
             similar = [each for each in names if each.startswith(name)][:3]
@@ -225,8 +225,7 @@ def one_line(text: str, longest: int = LONGEST) -> str:
         text: the message.
         longest: number of characters, more than 500.
     """
-    words = " ".join(_shorten(text, longest).split())
-    return _shorten(printable(words), longest)
+    return _shorten(printable(" ".join(_shorten(text, longest).split())), longest)
 
 
 def counted(number: int, noun: str) -> str:

@@ -117,7 +117,7 @@ def em_routing(
         inverse_temperatures = inverse_temperatures[-1:]
 
     run = fastest("em_routing", votes, impl)
-    if run is not None:
+    if run:
         return run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=inverse_temperatures)
     return functional.em_routing(
         votes,
@@ -216,7 +216,7 @@ def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str,
     if op != "conv2d":
         operands = (as_votes(operands[0]),)
     path, reason = _choose(op, operands, impl)
-    return ("reference" if path is None else path.impl), reason
+    return (path.impl if path else "reference"), reason
 
 
 def explain(op: str, *operands: Votes | Tensor, impl: str = "auto") -> str:

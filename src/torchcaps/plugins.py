@@ -90,13 +90,13 @@ def import_module(name: str) -> ModuleType:
         PluginError: its import fails, or another module has the file's name.
     """
     file = Path(name) if name.endswith(".py") else None
-    if file is not None and not file.is_file():
+    if file and not file.is_file():
         raise ModuleNotFoundError(f"{name}: no such file")
-    folder = str(Path.cwd() if file is None else file.resolve().parent)
+    folder = str(file.resolve().parent if file else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # last: what is installed is not hidden by a file of the same name
     importlib.invalidate_caches()
-    module = name if file is None else _module_of(file)
+    module = _module_of(file) if file else name
     try:
         with _all_or_nothing():
             loaded = importlib.import_module(module)

@@ -111,8 +111,9 @@ class Registry(Mapping[str, T]):
 
     def unknown(self, name: str) -> UnknownNameError:
         """The error for a name that is not registered; its note is about plug-ins."""
-        note = plugins.unknown_note(name, self._entries)
-        return UnknownNameError(self.kind, name, self._entries, note)
+        return UnknownNameError(
+            self.kind, name, self._entries, plugins.unknown_note(name, self._entries)
+        )
 
     def _load(self) -> None:
         if self.home:

@@ -169,7 +169,7 @@ def set_model_metadata(
     model = unwrap(model)
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):
-        is_ours = previous is not None and getattr(model, name, None) is getattr(previous, name)
+        is_ours = previous and getattr(model, name, None) is getattr(previous, name)
         if is_ours or not hasattr(model, name):
             setattr(model, name, getattr(metadata, name))
     model._torchcaps = metadata  # type: ignore[assignment]

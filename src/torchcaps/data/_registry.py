@@ -264,7 +264,7 @@ def dataset_info(name: str) -> DatasetInfo:
 def base_info(name: str) -> DatasetInfo:
     """`dataset_info` of the set whose files are read for a named one: itself, or its base."""
     info = dataset_info(name)
-    return info if info.made_from is None else base_info(info.made_from)
+    return base_info(info.made_from) if info.made_from else info
 
 
 def dataset_reader(name: str) -> DatasetReader:

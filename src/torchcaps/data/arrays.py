@@ -61,7 +61,7 @@ def read_arrays(path: StrPath, request: ReadRequest) -> Dataset:
             return points
         names = _array_names(arrays, request.split)
         training_names = _array_names(arrays, "train")
-        if names is None:
+        if not names:
             raise MissingSplitError(
                 f"{path}: expected the arrays images and labels, or x_{request.split} and "
                 f"y_{request.split}, got {', '.join(arrays) or 'none'}"

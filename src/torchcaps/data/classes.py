@@ -148,7 +148,7 @@ def stratified_split(
         is_test = np.zeros(num_images, dtype=bool)
         is_test[_choose(array, quotas, seed)] = True
     else:  # each group counts once
-        members = np.stack([array, groups.cpu().numpy()], axis=1)
+        members = np.column_stack([array, groups.cpu().numpy()])
         pairs, group_of_image = np.unique(members, axis=0, return_inverse=True)
         fraction = fraction_or_count
         if isinstance(fraction_or_count, int):

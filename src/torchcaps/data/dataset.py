@@ -394,7 +394,7 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
         Class indices `[n]`.
     """
     counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
-    pixel_counts = torch.stack(counts, dim=1)
+    pixel_counts = torch.column_stack(counts)
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 

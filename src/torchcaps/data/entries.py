@@ -293,8 +293,7 @@ def _default_memory() -> int:
     """Bytes of decoded images that are kept in memory unless a run says otherwise."""
     if not hasattr(os, "sysconf"):
         return MAX_DECODED_BYTES
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MAX_DECODED_BYTES, machine // 4)
+    return min(MAX_DECODED_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 
 def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadRequest) -> None:

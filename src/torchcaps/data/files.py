@@ -63,7 +63,7 @@ class EncodedImages:
     @property
     def shape(self) -> torch.Size:
         """Of all images together, decoded."""
-        size = self.img_size if self.crop is None else (self.crop, self.crop)
+        size = (self.crop, self.crop) if self.crop else self.img_size
         return torch.Size((len(self), self.in_chans, *size))
 
     def __getitem__(self, indices: Tensor) -> Self:
@@ -80,7 +80,7 @@ class EncodedImages:
         for index, file in enumerate(map(os.fsdecode, self.files.tolist())):
             image = decode_image(self.open_image(file), target, self.in_chans, name=file)
             check_size(file, image, self.img_size)
-            pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
+            pixels[index] = center_crop(image[None], self.crop)[0] if self.crop else image
         return pixels
 
     def float(self) -> Float[Tensor, "n channels height width"]:
@@ -134,7 +134,7 @@ class DiskDataset(Dataset):
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
         images = replace(self.inputs, in_chans=in_chans or self.in_chans)
         if img_size is not None and size_pair(img_size) != self.img_size:
-            if images.crop is not None:
+            if images.crop:
                 raise DataError(f"img_size: expected to be set before the crop, got {img_size}")
             images = replace(images, img_size=size_pair(img_size), is_resized=True)
         return replace(self, inputs=images)

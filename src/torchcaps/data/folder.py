@@ -72,7 +72,7 @@ class Scan:
                 name = SEPARATOR.join(member.parts)
                 key, ending = _split_name(name)
                 suffix = Path(name).suffix.lower()
-                if member.file is None:
+                if not member.file:
                     self.omissions["link or device"].append(name)
                     continue
                 if ending in LABEL_SUFFIXES:
@@ -218,8 +218,11 @@ def _name_splits(names: Iterable[str]) -> dict[str, str]:
 
     Where val/ is beside train/ alone, it is the test split.
     """
-    split_names = filter(lambda name: name.lower() in SPLIT_NAMES, names)
-    splits = {name: SPLIT_NAMES[name.lower()] for name in sorted(split_names, key=natural_key)}
+    splits = {
+        name: SPLIT_NAMES[name.lower()]
+        for name in sorted(names, key=natural_key)
+        if name.lower() in SPLIT_NAMES
+    }
     present = set(splits.values())
     if present == {"train", "val"}:
         return {name: "train" if split == "train" else "test" for name, split in splits.items()}
@@ -329,7 +332,7 @@ def read_member(location: str) -> bytes:
         DataError: the archive is gone, or shorter than it was.
     """
     match = LOCATION.fullmatch(location)
-    if match is None:
+    if not match:
         raise DataError(f"{location}: expected the location of a file in a .tar archive")
     path, offset, size = match.groups()
     with read_errors(path), open(path, "rb", buffering=0) as file:

@@ -83,8 +83,8 @@ class Form:
             image: in [0, 1].
         """
         ink = (image - self.background) / (self.ink - self.background)
-        is_border = (abs(ink[_ring(ink.shape)]) > EDGE).mean() > self.border
-        if is_border or abs(ink.max() - 1) > EDGE:
+        border = (abs(ink[_ring(ink.shape)]) > EDGE).mean()
+        if border > self.border or abs(ink.max() - 1) > EDGE:
             return False
         side = max(ink.shape)
         distance = abs(_place(ink)[1] / side - (self.row, self.column)).max()
@@ -175,9 +175,9 @@ def measure_form(images: Float[Tensor, "n channels height width"]) -> Form | Non
     difference = gray - background
     peaks = (np.median(difference.min((1, 2))), np.median(difference.max((1, 2))))
     opposite, strength = sorted(peaks, key=abs)
-    is_even = (abs(np.median(edges, 1) - background) <= EVEN).mean() > 1 - EVEN
-    is_drawing = abs(strength) > EDGE and abs(opposite) < EVEN
-    if not (is_even and is_drawing) or (images != images[:, :1]).any():
+    evenness = (abs(np.median(edges, 1) - background) <= EVEN).mean()
+    is_drawing = evenness > 1 - EVEN and abs(strength) > EDGE and abs(opposite) < EVEN
+    if not is_drawing or (images != images[:, :1]).any():
         return None
     side = max(gray.shape[1:])
     drawings = [ink for ink in difference / strength if ink.max() > EDGE]
@@ -231,7 +231,6 @@ def _place(ink: Gray) -> tuple[int, Float[np.ndarray, " axes"]]:
 def _resized(image: Gray, size: float | tuple[int, int]) -> Gray:
     """An image at another size, or at a share of its own, by antialiased interpolation."""
     if not isinstance(size, tuple):
-        height, width = (max(1, round(side * size)) for side in image.shape)
-        size = (height, width)
+        size = (max(1, round(image.shape[0] * size)), max(1, round(image.shape[1] * size)))
     pixels = torch.from_numpy(np.ascontiguousarray(image, np.float32))[None, None]
     return F.interpolate(pixels, size, mode="bilinear", antialias=True)[0, 0].numpy()

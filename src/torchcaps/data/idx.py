@@ -104,8 +104,9 @@ def read_idx_set(
         training_labels = read_idx(training_path) if training_path else labels
         classes = numbered(str(folder), int(training_labels.max()))
     check_labels(str(paths[1]), labels.long(), classes)
-    pixels = images.unsqueeze(1) if images.ndim == 3 else images
-    return Dataset(pixels, {"label": labels.long()}, classes, name)
+    if images.ndim == 3:
+        images = images.unsqueeze(1)
+    return Dataset(images, {"label": labels.long()}, classes, name)
 
 
 register_format(
@@ -126,12 +127,13 @@ def register_idx(info: DatasetInfo) -> None:
         if not holds_idx(folder):
             return None
         labels = find_idx(folder, request.split, "labels")
-        if labels is not None:
+        if labels:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = hashlib.sha256(read_bytes(labels)).hexdigest()
             for published in map(dataset_info, list_datasets()):
-                is_base = published.made_from is None
-                if is_base and published.sha256.get(file) == digest != info.sha256.get(file):
+                if published.made_from is None and published.sha256.get(
+                    file
+                ) == digest != info.sha256.get(file):
                     raise DataError(
                         f"{labels}: these are the labels of {published.name!r}, not of {info.name!r}"
                     )

@@ -206,7 +206,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
 
 def _to_bytes(image: Image.Image, background: str) -> np.ndarray:
     """uint8 `[height, width, 1 or 3]`."""
-    if image.mode.startswith("I") or image.mode == "F":
+    if image.mode.startswith(("I", "F")):
         try:
             return deep_to_bytes(np.asarray(image))[..., None]
         except DataError as error:  # the values are out of range

@@ -152,7 +152,7 @@ def default_cache_dir() -> Path:
 def places(name: str, root: StrPath | None = None, cache_dir: StrPath | None = None) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = base_info(name)
-    if info.embedded is not None:
+    if info.embedded:
         return [info.embedded]
     folders = [Path(cache_dir or default_cache_dir()) / info.name, *info.system_folders]
     if root is not None:

@@ -50,8 +50,8 @@ def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Data
     Returns:
         The set.
     """
-    labels = main_classes(masks, len(classes))
-    return Dataset(images, {"label": labels, "mask": masks}, classes, name)
+    targets = {"label": main_classes(masks, len(classes)), "mask": masks}
+    return Dataset(images, targets, classes, name)
 
 
 def palette(num_classes: int) -> np.ndarray:
@@ -84,8 +84,8 @@ def overlaid(image: np.ndarray, mask: np.ndarray, num_classes: int) -> np.ndarra
     colors = palette(num_classes)
     overlay = np.broadcast_to(image, (3, *mask.shape)).transpose(1, 2, 0).astype(np.float32)
     is_foreground = mask > 0
-    class_colors = colors[mask[is_foreground]]
-    overlay[is_foreground] = (1 - OPACITY) * overlay[is_foreground] + OPACITY * class_colors
+    overlay[is_foreground] *= 1 - OPACITY
+    overlay[is_foreground] += OPACITY * colors[mask[is_foreground]]
     for axis, length in enumerate(mask.shape):
         previous = mask.take([0, *range(length - 1)], axis)
         is_edge = mask != previous
@@ -236,7 +236,7 @@ class _ClassTable(NamedTuple):
 
 def _read_class_table(folder: Path) -> _ClassTable | None:
     file = next(filter(Path.is_file, map(folder.joinpath, CLASS_TABLES)), None)
-    if file is None:
+    if not file:
         return None
     rows: list[tuple[str, bytes]] = []  # the name of a class, and the numbers after it
     with read_errors(file, "cannot be read as a table of classes"):
@@ -281,7 +281,7 @@ def _mask_pixels(file: Path, is_colored: bool) -> np.ndarray:
     with opened(file) as image:
         if image.mode in ("P", "PA") and not is_colored:
             image = image.convert("P")
-        elif not (image.mode.startswith("I") or image.mode == "F"):  # those are deeper than a byte
+        elif not image.mode.startswith(("I", "F")):  # those are deeper than a byte
             image = image.convert("RGB")
         pixels = np.asarray(image).astype(np.int64)
     if pixels.ndim == 2:

@@ -50,8 +50,7 @@ def read_picture(
     """
     if not isinstance(image, np.ndarray | Tensor):
         return decode_image(image, size, in_chans, name=name)[None]
-    array = tensor_array(torch.as_tensor(image))
-    images = array_images("image", array[None], in_chans)
+    images = array_images("image", tensor_array(torch.as_tensor(image))[None], in_chans)
     return fit_images(images, size, in_chans).clone()
 
 
@@ -147,7 +146,7 @@ class Preprocess:
     @property
     def model_size(self) -> tuple[int, int]:
         """(height, width) of what the model gets."""
-        return self.img_size if self.crop is None else (self.crop, self.crop)
+        return (self.crop, self.crop) if self.crop else self.img_size
 
     def is_input(self, path: str) -> bool:
         """Whether a file in a folder is one to predict, by its name, or else by how it begins.
@@ -192,12 +191,12 @@ class Preprocess:
             DataError: as of a call.
         """
         images = read_picture(image, self.target_size, self.in_chans, name)
-        if self.crop is not None:
+        if self.crop:
             images = center_crop(images, self.crop)
         pixels = to_float(images)[0]
         if self.form is None:
             return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
-        is_gray = bool((pixels == pixels[:1]).all())
+        is_gray = (pixels == pixels[:1]).all()
         if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
             return Prepared(pixels)
         if isinstance(image, np.ndarray | Tensor):
@@ -303,6 +302,6 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
             height=height,
             width=width,
         )
-        if self.crop is not None:
+        if self.crop:
             values = center_crop(values[None], self.crop)[0]
         return Prepared(values)

@@ -6,7 +6,6 @@ A file gets its name only when it is whole and verified; what broke off leaves n
 import errno
 import hashlib
 import http.client
-import os
 import shutil
 import subprocess
 import tarfile
@@ -177,7 +176,7 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
                     file.write(chunk)
                     if progress:
                         progress(part.name, file.tell(), total)
-                if total is not None and file.tell() < total:
+                if total and file.tell() < total:
                     raise SourceError(f"broke off after {file.tell():,} of {total:,} bytes")
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
@@ -204,7 +203,7 @@ def _install(part: Path, place: Path, file: str, digest: str | None) -> None:
     """Verify a file and rename it at one stroke; a damaged copy is removed."""
     if fault := _file_fault(part, digest):
         raise SourceError(f"{file}: {fault}")
-    os.replace(part, place)
+    part.replace(place)
     for copy in {file, f"{file}.gz"} - {place.name}:
         place.with_name(copy).unlink(missing_ok=True)
 
@@ -266,7 +265,7 @@ def fetch_dataset(
             reason of each.
     """
     info = base_info(name)
-    if info.embedded is not None:
+    if info.embedded:
         return info.embedded
     folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
     with writing(folder):
@@ -293,8 +292,8 @@ def _missing(info: DatasetInfo, folder: Path) -> Files:
     """The files that are absent or wrong."""
     checks = _check_files(info, folder)
     if all(info.sha256.values()):
-        files = zip(info.sha256.items(), checks, strict=True)
-        return {file: digest for (file, digest), check in files if not check.ok}
+        files = zip(info.sha256, checks, strict=True)
+        return {file: info.sha256[file] for file, check in files if not check.ok}
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
 

@@ -87,11 +87,10 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
             else:
                 labels = _read_labels(line, name, cells, options.label_separator)
             group = find_group(options.group_pattern, name)
-            if options.group_column is not None:
+            if options.group_column:
                 group = row[options.group_column].strip()
                 if not group:
-                    column = options.group_column
-                    raise DataError(f"{line}: expected a {column!r}, which names a group")
+                    raise DataError(f"{line}: expected the name of a group, got nothing")
             image = os.path.join(path.parent, name)
             if not os.path.isfile(image):
                 missing[image] = f"{line}: no such file {image}"

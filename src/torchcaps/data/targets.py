@@ -291,5 +291,6 @@ def known_indices(labels: np.ndarray, classes: Names) -> Int64[Tensor, " n"]:
         is_inside = labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < len(classes)
         if is_inside and not any(map(str.isdecimal, classes)):
             return torch.as_tensor(labels.astype(np.int64))
-        names = ", ".join(classes)
-        raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None
+        raise ArgumentError(
+            "labels", f"expected one of {', '.join(classes)}, got {error.args[0]}"
+        ) from None

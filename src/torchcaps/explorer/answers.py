@@ -48,7 +48,7 @@ def decode(text: Any, name: str, shape: Sequence[int]) -> Tensor:
 def look(served: ServedModel, image: Any, **_: Any) -> dict[str, Any]:
     """What a model makes of an image: lengths, and, where it has them, poses, votes and couplings."""
     model, spec = served.task.model, served.task.spec
-    pixels = decode(image, "image", served.shape).clamp(0, 1).unsqueeze(0)
+    pixels = decode(image, "image", served.shape).clamp(0, 1)[None]
     with evaluating(model):
         if spec.is_dense:
             shares, seen = overlays(served.task, pixels)
@@ -100,7 +100,7 @@ def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]
     """What the decoder draws of the pose of one class, with all others at zero."""
     model = served.task.model
     with evaluating(model):
-        blank = model.capsules(torch.zeros(served.shape).unsqueeze(0))
+        blank = model.capsules(torch.zeros(served.shape)[None])
         check_range("label", label, low=0, high=blank.activation.shape[1] - 1)
         vector = decode(pose, "pose", blank.pose.shape[2:])
         poses = torch.zeros_like(blank.pose)

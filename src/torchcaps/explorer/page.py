@@ -83,7 +83,7 @@ def explore(
         content.head["role"] = "other"
     html = assemble(contents, source)
     if port is None:
-        folder = default_cache_dir() if run is None else evaluation_folder(runs[0])
+        folder = evaluation_folder(runs[0]) if run else default_cache_dir()
         path = folder.resolve() / "page" / "index.html"
         make_folder(path.parent)
         with atomic(path) as partial:

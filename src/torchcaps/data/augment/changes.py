@@ -139,8 +139,8 @@ def inverse_map(
     """
     cos = turn.cos()
     sin = turn.sin()
-    x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]
-    y = torch.stack([-sin, cos], dim=1) / scale_y[:, None]
+    x = torch.column_stack([cos + shear * sin, sin - shear * cos]) / scale_x[:, None]
+    y = torch.column_stack([-sin, cos]) / scale_y[:, None]
     return torch.stack([x, y], dim=1)
 
 

@@ -47,8 +47,8 @@ def read_affnist(path: StrPath, name: str = "affnist") -> Dataset:
     ids = np.asarray(fields.get("original_id", ())).reshape(-1)
     if ids.size == len(labels):
         targets["original"] = torch.from_numpy(ids.astype(np.int64) - 1)
-    pixels = images.T.reshape(-1, 1, SIDE, SIDE)
-    return Dataset(pixels, targets, INFO.classes, name, targets.get("original"))
+    images = images.T.reshape(-1, 1, SIDE, SIDE)
+    return Dataset(images, targets, INFO.classes, name, targets.get("original"))
 
 
 def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
@@ -62,6 +62,6 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
 register_directory_format(
     INFO,
     "a folder of affNIST's batches",
-    lambda folder: bool(_find_files(folder, "train") or _find_files(folder, "test")),
+    lambda folder: any(_find_files(folder, split) for split in FOLDERS),
     _read_all,
 )

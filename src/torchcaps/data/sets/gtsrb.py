@@ -58,7 +58,7 @@ def read_gtsrb(folder: StrPath, request: ReadRequest, name: str = "gtsrb") -> Da
             0 to 42.
     """
     base = _find_base(Path(folder))
-    if base is None:
+    if not base:
         raise DataError(
             f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
         )

@@ -103,7 +103,7 @@ class PairMaker(Maker):
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
         num_partners = self.num_partners_of(base)
         rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
-        pairs = torch.stack([base, self.partner(base, rank)], dim=1)
+        pairs = torch.column_stack([base, self.partner(base, rank)])
 
         num_moves = 2 * self.max_shift + 1
         moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
@@ -223,7 +223,7 @@ def make_pairs(
     random = np.random.RandomState(seed)
     ranks = torch.from_numpy(_draw_distinct(random, num_partners.numpy(), per_image))
     base = base.repeat_interleave(per_image)
-    pairs = torch.stack([base, maker.partner(base, ranks.flatten())], dim=1)
+    pairs = torch.column_stack([base, maker.partner(base, ranks.flatten())])
 
     # One shift for an image in all of its composites, and one for each of its partners.
     shifts = random.randint(-max_shift, max_shift + 1, (len(source), per_image + 1, 2))
@@ -231,9 +231,8 @@ def make_pairs(
     moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2)).reshape(-1, 2, 2)
 
     chunks = zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True)
-    images = [maker.overlay(pair, move)[0] for pair, move in chunks]
     return Dataset(
-        torch.cat(images),
+        torch.cat([maker.overlay(pair, move)[0] for pair, move in chunks]),
         maker.pair_labels(pairs) | {"chosen": pairs, "moves": moves},
         source.classes,
         name or f"multi-{source.name}",

@@ -54,8 +54,8 @@ class PlaceMaker(Maker):
         corners = [
             random_offsets(len(indices), self.canvas, side, generator) for side in self.content
         ]
-        places = to_device(torch.stack(corners, dim=1), indices.device)
-        moves = places - torch.stack([targets["top"], targets["left"]], dim=1)
+        places = to_device(torch.column_stack(corners), indices.device)
+        moves = places - torch.column_stack([targets["top"], targets["left"]])
         targets["top"], targets["left"] = places.unbind(dim=1)
         margin = self.canvas - min(self.content)
         canvases = place_images(images.inputs[indices], images.img_size, moves, margin)
@@ -112,7 +112,7 @@ def placed(
         torch.from_numpy(random.randint(0, size - side + 1, len(source)))
         for side in source.img_size
     )
-    corners = torch.stack([tops, lefts], dim=1).to(source.images.device)
+    corners = torch.column_stack([tops, lefts]).to(source.images.device)
     return Dataset(
         place_images(source.images, (size, size), corners),
         {**source.targets, "top": tops, "left": lefts},
@@ -197,16 +197,16 @@ def _copy_chunk(
         fits = (ink_sizes <= size).all(dim=1)
 
         # What fits goes to a random place, by the corner of its ink.
-        free = size - ink_sizes[fits]
-        corners = torch.from_numpy(random.randint(0, free.numpy() + 1))
+        corners = torch.from_numpy(random.randint(0, (size - ink_sizes[fits]).numpy() + 1))
         rows = pending[fits]
         images[rows] = place_images(pixels[fits], (size, size), corners - ink_corners[fits])
         amounts[rows] = torch.cat([warps[fits], corners.float()], dim=1)
         pending = pending[~fits]
         if not len(pending):
             return images, amounts
-    image = int(index[pending[0]])
-    raise DataError(f"{source.name}: image {image} does not fit a canvas of {size} × {size} pixels")
+    raise DataError(
+        f"{source.name}: image {index[pending[0]]} does not fit a canvas of {size} × {size} pixels"
+    )
 
 
 def _warp(images: Tensor, warps: Tensor) -> Tensor:
@@ -222,8 +222,7 @@ def _warp(images: Tensor, warps: Tensor) -> Tensor:
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2
     points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # (x, y) in pixels
-    sources = torch.einsum("bij,yxj->byxi", inverse, points)
-    grid = sources * (2 / torch.tensor([width, height]))
+    grid = torch.einsum("bij,yxj->byxi", inverse, points) * (2 / torch.tensor([width, height]))
     warped = F.grid_sample(images, grid, align_corners=False)
     return warped.round().clamp(0, 255).to(torch.uint8)
 
@@ -241,7 +240,7 @@ def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
         corners.append(has_ink.argmax(dim=1))
         end = has_ink.shape[1] - has_ink.flip(1).argmax(dim=1)
         sizes.append((end - corners[-1]) * has_ink.amax(dim=1))
-    return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
+    return torch.column_stack(corners), torch.column_stack(sizes)
 
 
 for _base in (MNIST, DIGITS):

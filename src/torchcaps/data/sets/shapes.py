@@ -55,23 +55,21 @@ def _render_scene(random: np.random.RandomState, size: int) -> tuple[np.ndarray,
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
     y, x = np.meshgrid(along, along, indexing="ij")
     slope_x, slope_y = random.uniform(-30, 30, 2)
-    brightness = 128 + random.uniform(-60, 60)
-    light = brightness + slope_x * (x - 0.5) + slope_y * (y - 0.5)
+    light = 128 + random.uniform(-60, 60) + slope_x * (x - 0.5) + slope_y * (y - 0.5)
     mask = np.zeros(light.shape, dtype=np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(INFO.classes))
         is_inside = _draw_shape(kind, x, y, random)
         candidates = random.uniform(10, 245, TRIES)
-        differences = np.abs(np.subtract.outer(levels, candidates))
+        differences = abs(np.subtract.outer(levels, candidates))
         levels.append(candidates[differences.min(axis=0).argmax()])
         light[is_inside] = levels[-1]
         mask[is_inside] = kind
     pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3))
-    pixels = pixels + random.normal(0, NOISE, (size, size))
-    image = pixels.round().clip(0, 255).astype(np.uint8)
+    pixels += random.normal(0, NOISE, (size, size))
     middle = slice(FINE // 2, None, FINE)
-    return image, mask[middle, middle]
+    return pixels.round().clip(0, 255).astype(np.uint8), mask[middle, middle]
 
 
 def _draw_shape(

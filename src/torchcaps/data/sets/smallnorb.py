@@ -136,7 +136,7 @@ def read_norb(
     matrices = []
     for kind in KINDS:
         path = _find_file(Path(folder), split, kind, stem)
-        if path is None:
+        if not path:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
         matrices.append(read_matrix(path))
     photographs, categories, codes = matrices

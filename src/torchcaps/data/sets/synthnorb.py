@@ -1,6 +1,5 @@
 """synthNORB and synthtoys: rendered toys with smallNORB's categories, views, split and layout."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -106,8 +105,8 @@ def render_synthnorb(
     # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
     by_category = np.arange(len(scenes)).reshape(len(categories), -1)
-    places = [random.permutation(row) for row in by_category]
-    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
+    places = np.column_stack([random.permutation(row) for row in by_category])
+    order = torch.from_numpy(places.reshape(-1))
     targets = dict(zip(("label", *FACTORS), scenes[order].unbind(dim=1), strict=True))
     groups = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
@@ -139,14 +138,14 @@ def write_matrices(images: Dataset, stem: Path) -> None:
     Raises:
         DataError: where a file cannot be written.
     """
-    codes = torch.stack([images.targets[name] for name in FACTORS], dim=1)
+    codes = torch.column_stack([images.targets[name] for name in FACTORS])
     matrices = (images.images, images.labels.int(), codes.int())
     for kind, matrix in zip(KINDS, matrices, strict=True):
         path = stem.with_name(f"{stem.name}-{kind}.mat")
         part = path.with_name(f"{path.name}.part")
         with writing(part):
             part.write_bytes(matrix_bytes(matrix.numpy()))
-            os.replace(part, path)
+            part.replace(path)
 
 
 def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
@@ -172,7 +171,7 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
         part = render_synthnorb(split, seed=seed, progress=progress, **SYNTHTOYS)
         instance = part.targets["instance"] + NUM_TOYS * seed
         targets = {**part.targets, "instance": instance}
-        groups = toy_numbers(targets["label"], instance)
+        groups = toy_numbers(part.labels, instance)
         parts.append(replace(part, targets=targets, groups=groups, name="synthtoys"))
     return concatenate(parts)
 

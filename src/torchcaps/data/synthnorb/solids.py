@@ -82,7 +82,7 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
     along = axis / np.linalg.norm(axis)
     side = np.cross(along, [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0])
     side /= np.linalg.norm(side)
-    frame = np.stack([side * radius, np.cross(along, side) * radius, axis], axis=1)
+    frame = np.column_stack([side * radius, np.cross(along, side) * radius, axis])
     return Solid(CONE, foot + axis, frame, 1.0 if end_radius is None else end_radius / radius)
 
 
@@ -97,8 +97,8 @@ def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
     """
     shear = np.eye(3)
     shear[0, 1] = -sweep
-    shift = (abs(sweep) * half_span, 0, 0)
-    return Solid(BLOCK, np.subtract(center, shift), shear @ np.diag((chord, half_span, 0.03)))
+    middle = np.subtract(center, (abs(sweep) * half_span, 0, 0))
+    return Solid(BLOCK, middle, shear @ np.diag((chord, half_span, 0.03)))
 
 
 def rotation(degrees: Vector) -> np.ndarray:
@@ -151,10 +151,13 @@ class Body:
         start = torch.baddbmm(frame_origin, rows, origins.T.expand(3, -1, -1))
 
         counts = self.kinds.bincount(minlength=len(KINDS)).tolist()
-        starts = start.split(counts, dim=1)
-        alongs = along.T.unsqueeze(-1).split(counts, dim=1)
-        tops = self.top.unsqueeze(-1).split(counts)
-        rays = zip(KINDS, starts, alongs, tops, strict=True)
+        rays = zip(
+            KINDS,
+            start.split(counts, dim=1),
+            along.T.unsqueeze(-1).split(counts, dim=1),
+            self.top.unsqueeze(-1).split(counts),
+            strict=True,
+        )
         enter, leave = torch.cat([torch.stack(_intersect(*of_kind)) for of_kind in rays], dim=1)
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
@@ -173,12 +176,12 @@ class Body:
         top = self.top[solid]
         slope = (top - 1) / 2
         radius = (1 + top) / 2 + slope * z
-        mantle = torch.stack([x, y, -radius * slope], dim=-1)
+        mantle = torch.column_stack([x, y, -radius * slope])
         lid = local.sign() * torch.tensor([0, 0, 1])
         to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
         is_lid = (1 - z.abs()).abs() < to_mantle
-        cone_normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
-        normals = torch.where(kind == BLOCK, local.sign() * is_face, cone_normals)
+        normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
+        normals = torch.where(kind == BLOCK, local.sign() * is_face, normals)
         normals = torch.where(kind == BALL, local, normals)
 
         # Normals turn with the inverse's transpose.
@@ -291,9 +294,9 @@ def _reach(solid: Solid) -> np.ndarray:
     if solid.kind == BALL:
         return np.linalg.norm(solid.frame, axis=1)
     if solid.kind == BLOCK:
-        return np.abs(solid.frame).sum(axis=1)
+        return abs(solid.frame).sum(axis=1)
     x, y, z = solid.frame.T
-    return np.sqrt(x**2 + y**2) + np.abs(z)
+    return np.sqrt(x**2 + y**2) + abs(z)
 
 
 class Lamp(NamedTuple):
@@ -356,8 +359,8 @@ def photograph(
     # Rays start in a plane before the camera, 2 × 2 for a pixel.
     along = ((torch.arange(2 * size) + 0.5) / size - 1) * EXTENT
     rows, columns = torch.meshgrid(-along, along, indexing="ij")
-    target = torch.tensor([0.0, 0.0, TARGET_HEIGHT])
-    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up + target
+    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up
+    origins += torch.tensor([0.0, 0.0, TARGET_HEIGHT])
     origins += CAMERA_DISTANCE * eye
 
     # What each ray meets first: the body, or else the table.
