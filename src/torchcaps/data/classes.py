@@ -154,7 +154,7 @@ def stratified_split(
         if isinstance(fraction_or_count, int):
             fraction = fraction_or_count / num_images
         _, test_groups = stratified_split(torch.from_numpy(pairs[:, 0]), fraction, seed)
-        is_test = np.isin(group_of_image.reshape(-1), test_groups.numpy())
+        is_test = np.isin(group_of_image.ravel(), test_groups.numpy())
     if is_test.all() or not is_test.any():
         raise DataError(
             f"holdout: {fraction_or_count} of {num_images} images leaves nothing on one side"
@@ -188,7 +188,7 @@ def group_strata(labels: Tensor, groups: Tensor | None) -> Labels:
     group_array = groups.cpu().numpy()[rarest_first]
     _, positions, group_of_image = np.unique(group_array, return_index=True, return_inverse=True)
     strata = np.empty_like(array)
-    strata[rarest_first] = array[rarest_first][positions[group_of_image.reshape(-1)]]
+    strata[rarest_first] = array[rarest_first][positions[group_of_image.ravel()]]
     return torch.from_numpy(strata)
 
 

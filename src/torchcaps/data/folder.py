@@ -170,7 +170,7 @@ def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
 
 def _shards_in(folder: Path) -> list[Path]:
     """The .tar archives in a folder that has no folders."""
-    shards = sorted(folder.glob("*.tar"), key=lambda shard: natural_key(shard.name))
+    shards = sorted(folder.glob("*.tar"), key=natural_key)
     return [] if any(map(Path.is_dir, folder.iterdir())) else shards
 
 

@@ -24,14 +24,14 @@ from torchcaps.data._registry import (
 from torchcaps.data.dataset import Dataset, check_labels, numbered
 from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, to_array
 from torchcaps.errors import DataError
-from torchcaps.types import Names
+from torchcaps.types import Names, StrPath
 
 MAGIC = bytes([0, 0, 8])  # of unsigned bytes; the number of axes follows
 BYTES = np.dtype(np.uint8)
 STEMS = {"train": "train", "test": "t10k"}
 
 
-def read_idx(path: Path | str) -> Tensor:
+def read_idx(path: StrPath) -> Tensor:
     """The array in an IDX file of unsigned bytes, plain or compressed.
 
     Args:

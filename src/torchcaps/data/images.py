@@ -136,13 +136,13 @@ def contents_note(folder: Path) -> str:
     return f"; it holds {join_names(names, MAX_FILES)}" if names else ""
 
 
-def natural_key(text: str) -> list[tuple[int, int, str]]:
+def natural_key(text: StrPath) -> list[tuple[int, int, str]]:
     """Sorting key by which `img2` comes before `img10`.
 
     Of two numbers, the one with more digits is larger.
     """
     key = []
-    for part in re.findall(r"\d+|\D+", text):
+    for part in re.findall(r"\d+|\D+", str(text)):
         digits = part.lstrip("0")
         key.append((0, len(digits), digits) if part.isdecimal() else (1, 0, part))
     return key

@@ -145,7 +145,7 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
             f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}; give "
             f"in_chans={shape[1]} or in_chans={shape[3]}"
         )
-    if images.size == 0:
+    if not images.size:
         raise DataError(f"{source}: there are no pixels in images of shape {shape}")
     if images.dtype not in (np.uint8, np.uint16) and images.dtype.kind != "f":
         raise DataError(
@@ -173,7 +173,7 @@ def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
     elif (
         pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255
     ):
-        pixels = pixels.to(torch.uint8)
+        pixels = pixels.byte()
     return pixels.contiguous()
 
 
@@ -188,7 +188,7 @@ def check_images(source: str, images: Tensor) -> None:
         raise DataError(
             f"{source}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}"
         )
-    if len(images) == 0:
+    if not len(images):
         raise DataError(f"{source}: there are no images")
 
 

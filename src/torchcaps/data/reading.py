@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from torchcaps.errors import DataError, TorchcapsError, check_regular
+from torchcaps.types import StrPath
 
 FLOOR = 256 << 20  # bytes of memory that any file may take
 RATIO = 32  # and times its size on disk, where that is more
@@ -32,7 +33,7 @@ DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
 
 
 @contextmanager
-def read_errors(name: Path | str, problem: str = "cannot be read") -> Iterator[None]:
+def read_errors(name: StrPath, problem: str = "cannot be read") -> Iterator[None]:
     """Turn any exception inside into a DataError of one line, "`name`: `problem` (...)".
 
     The exception is its cause.
@@ -97,7 +98,7 @@ class Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def open_file(path: Path | str, problem: str = "cannot be read") -> Iterator[Any]:
+def open_file(path: StrPath, problem: str = "cannot be read") -> Iterator[Any]:
     """Open a regular file of bytes, decompressed if it begins as gzip, bzip2 or xz do.
 
     Args:
@@ -123,7 +124,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def to_array(
-    path: Path | str, contents: bytes, start: int, shape: Sequence[int], dtype: np.dtype[Any]
+    path: StrPath, contents: bytes, start: int, shape: Sequence[int], dtype: np.dtype[Any]
 ) -> np.ndarray:
     """The numbers that follow a header, which states their shape.
 

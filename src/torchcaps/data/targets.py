@@ -186,7 +186,7 @@ def _encode(
     if form.kind == "values":
         return "value", torch.as_tensor(array).float().reshape(len(array), -1), classes
     if form.kind == "classes":
-        array = array.reshape(-1)
+        array = array.ravel()
         classes = classes or class_names(array, num_classes)
         return "label", known_indices(array, classes), classes
     if form.kind == "lists":

@@ -17,7 +17,7 @@ from torchcaps.functional import DenseField
 from torchcaps.nn import Router
 from torchcaps.tasks import Task
 from torchcaps.tasks.masks import overlays
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, Json
 
 MAX_STEPS = 10  # iterations of an answer
 
@@ -45,7 +45,7 @@ def decode(text: Any, name: str, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(numbers.copy())
 
 
-def look(served: ServedModel, image: Any, **_: Any) -> dict[str, Any]:
+def look(served: ServedModel, image: Any, **_: Any) -> Json:
     """What a model makes of an image: lengths, and, where it has them, poses, votes and couplings."""
     model, spec = served.task.model, served.task.spec
     pixels = decode(image, "image", served.shape).clamp(0, 1)[None]
@@ -68,7 +68,7 @@ def has_votes(task: Task) -> bool:
     return layer.router.normalized and layer.field is DenseField
 
 
-def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
+def votes_of(model: Any, pixels: Tensor) -> Json:
     """The votes for the classes, and the couplings when routing stops after each iteration.
 
     Layers below route as they do, so that the votes stay the same.
@@ -96,7 +96,7 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
     }
 
 
-def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]:
+def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> Json:
     """What the decoder draws of the pose of one class, with all others at zero."""
     model = served.task.model
     with evaluating(model):
@@ -111,4 +111,4 @@ def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]
     return {"drawing": encode(drawing)}
 
 
-ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"look": look, "draw": draw}
+ANSWERS: dict[str, Callable[..., Json]] = {"look": look, "draw": draw}

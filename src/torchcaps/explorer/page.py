@@ -5,7 +5,6 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -27,15 +26,15 @@ from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder
-from torchcaps.types import model_metadata
+from torchcaps.types import Json, StrPath, model_metadata
 from torchcaps.words import unique_suffixes
 
 PORT = 8700  # of a server that nobody asked for
 
 
 def explore(
-    run: str | Path | None = None,
-    other: str | Path | None = None,
+    run: StrPath | None = None,
+    other: StrPath | None = None,
     *,
     root: str | None = None,
     port: int | None = None,
@@ -101,7 +100,7 @@ def explore(
 
 
 def describe_run(
-    run: str | Path | nn.Module, name: str, root: str | None = None
+    run: StrPath | nn.Module, name: str, root: str | None = None
 ) -> tuple[ServedModel, Content]:
     """A model that the server answers for.
 
@@ -124,7 +123,7 @@ def describe_run(
             name, f"the explorer shows pictures, and this model takes {preprocess.kind}"
         )
     data = None
-    facts: dict[str, Any] = {}
+    facts: Json = {}
     task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
     if not isinstance(run, nn.Module):
         data = images_of(run, root)

@@ -51,7 +51,7 @@ def read_cifar(folder: StrPath, split: str = "train", name: str = "cifar10") -> 
     batches = []
     for file in files:
         content = np.frombuffer(read_bytes(file), dtype=np.uint8)
-        if len(content) == 0 or len(content) % RECORD:
+        if not len(content) or len(content) % RECORD:
             raise DataError(
                 f"{file}: truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
             )

@@ -224,7 +224,7 @@ def _warp(images: Tensor, warps: Tensor) -> Tensor:
     points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # (x, y) in pixels
     grid = torch.einsum("bij,yxj->byxi", inverse, points) * (2 / torch.tensor([width, height]))
     warped = F.grid_sample(images, grid, align_corners=False)
-    return warped.round().clamp(0, 255).to(torch.uint8)
+    return warped.round().clamp(0, 255).byte()
 
 
 def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ def render_synthnorb(
     random = np.random.RandomState(seed)
     by_category = np.arange(len(scenes)).reshape(len(categories), -1)
     places = np.column_stack([random.permutation(row) for row in by_category])
-    order = torch.from_numpy(places.reshape(-1))
+    order = torch.from_numpy(places.ravel())
     targets = dict(zip(("label", *FACTORS), scenes[order].unbind(dim=1), strict=True))
     groups = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)

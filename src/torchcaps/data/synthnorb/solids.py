@@ -61,7 +61,7 @@ def _turned(kind: int, center: Vector, half: Vector | float, tilt: Vector = (0, 
         half: half axes, or one radius.
         tilt: its rotation about x, then y, then z, in degrees.
     """
-    return Solid(kind, np.array(center, float), rotation(tilt) * np.asarray(half))
+    return Solid(kind, np.array(center, float), rotation(tilt) * half)
 
 
 ball = partial(_turned, BALL)
@@ -78,7 +78,7 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
         end_radius: at the end, at most `radius`; by default the same.
     """
     foot = np.asarray(start, float)
-    axis = (np.asarray(end, float) - foot) / 2
+    axis = np.subtract(end, foot) / 2
     along = axis / np.linalg.norm(axis)
     side = np.cross(along, [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0])
     side /= np.linalg.norm(side)
@@ -390,7 +390,7 @@ def photograph(
         light = lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine
         gray = (light * surface_albedo).reshape(size, 2, size, 2).mean(dim=(1, 3))
         photographs.append((gray.clamp(0, 1) * 255).round())
-    return torch.stack(photographs).to(torch.uint8)
+    return torch.stack(photographs).byte()
 
 
 def _direction(height: float, azimuth: float) -> Tensor:
