@@ -20,7 +20,7 @@ from torchcaps.data.classes import (
     stratified_split,
     unknown_classes,
 )
-from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
+from torchcaps.data.pixels import HeightWidth, Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
 from torchcaps.types import Tensors
@@ -187,7 +187,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         return set_labels(self.targets, len(self), self.num_classes)
 
     @property
-    def img_size(self) -> tuple[int, int]:
+    def img_size(self) -> HeightWidth:
         """(height, width) in pixels."""
         return self.inputs.shape[2], self.inputs.shape[3]
 

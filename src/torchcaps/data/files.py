@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import OpenImage, check_size, decode_image
-from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
+from torchcaps.data.pixels import HeightWidth, Size, center_crop, size_pair, to_float
 from torchcaps.errors import DataError, check_range
 from torchcaps.types import Tensors
 
@@ -50,7 +50,7 @@ class EncodedImages:
 
     files: np.ndarray
     in_chans: int
-    img_size: tuple[int, int]
+    img_size: HeightWidth
     is_resized: bool
     crop: int | None = None
     open_image: OpenImage = str

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.data.pixels import HeightWidth
 from torchcaps.errors import DataError
 
 Gray = Float[np.ndarray, "height width"]
@@ -90,7 +91,7 @@ class Form:
         distance = abs(_place(ink)[1] / side - (self.row, self.column)).max()
         return bool(distance <= self.deviation + 1 / side)
 
-    def bring(self, image: Gray, img_size: tuple[int, int], invert: str = "auto") -> Prepared:
+    def bring(self, image: Gray, img_size: HeightWidth, invert: str = "auto") -> Prepared:
         """A picture in this form: its ink alone, in the size and place of the training images.
 
         The background may be shaded and noisy. Strokes that are thinner than usual become thicker.
@@ -141,7 +142,7 @@ class Form:
         picture = self.background + (self.ink - self.background) * ink
         return Prepared(torch.from_numpy(picture).float()[None], changes)
 
-    def _centered(self, ink: Gray, img_size: tuple[int, int]) -> Gray:
+    def _centered(self, ink: Gray, img_size: HeightWidth) -> Gray:
         """The ink in the size and place of the training images."""
         from scipy import ndimage
 
@@ -228,7 +229,7 @@ def _place(ink: Gray) -> tuple[int, Float[np.ndarray, " axes"]]:
     return max(ink[_box(ink)].shape), (positions * ink).sum((1, 2)) / ink.sum()
 
 
-def _resized(image: Gray, size: float | tuple[int, int]) -> Gray:
+def _resized(image: Gray, size: float | HeightWidth) -> Gray:
     """An image at another size, or at a share of its own, by antialiased interpolation."""
     if not isinstance(size, tuple):
         size = (max(1, round(image.shape[0] * size)), max(1, round(image.shape[1] * size)))

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair
+from torchcaps.data.pixels import HeightWidth, Size, deep_to_bytes, fit_images, size_pair
 from torchcaps.errors import DamagedImageError, DataError, check_regular
 from torchcaps.types import StrPath
 from torchcaps.words import join_names
@@ -101,7 +101,7 @@ def is_gray(source: ImageSource, name: str | None = None) -> bool:
         return _is_gray(image)
 
 
-def upright_size(path: Path) -> tuple[int, int]:
+def upright_size(path: Path) -> HeightWidth:
     """(height, width) of an image file as it is decoded, read from its header.
 
     Raises:

@@ -16,11 +16,12 @@ MAX_CHANNELS = 4
 MAX_MASK_VALUE = 32  # of a mask without a table of classes
 CHUNK = 1024  # images resized at a time, to bound the wider copy
 Images = Shaped[Tensor, "n channels height width"]
-Size = int | tuple[int, int] | None
+HeightWidth = tuple[int, int]
+Size = int | HeightWidth | None
 """(height, width) of images to resize to, or one side of a square; None keeps what they have."""
 
 
-def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
+def size_pair(img_size: int | HeightWidth) -> HeightWidth:
     """(height, width) from a pair, or from the one side of a square.
 
     Raises:
@@ -237,7 +238,7 @@ def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 
-def random_crop(images: Images, size: int | tuple[int, int], *, generator: Generator) -> Images:
+def random_crop(images: Images, size: int | HeightWidth, *, generator: Generator) -> Images:
     """Cut a window out of each image.
 
     Args:
@@ -277,7 +278,7 @@ def center_crop(images: Images, size: int) -> Images:
     return images
 
 
-def _check_size(images: Images, size: tuple[int, int]) -> None:
+def _check_size(images: Images, size: HeightWidth) -> None:
     """Raise ValueError unless a window of this size fits into the images."""
     check_shape("images", images, AXES)
     for side, length in zip(size, images.shape[2:], strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcaps.data.form import Form, Prepared
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
+    HeightWidth,
     Size,
     array_images,
     center_crop,
@@ -69,7 +70,7 @@ class Preprocess:
         DataError: at construction, when a size is out of range, or the crop larger than the image.
     """
 
-    img_size: tuple[int, int]
+    img_size: HeightWidth
     in_chans: int
     crop: int | None = None
     form: Form | None = None
@@ -144,7 +145,7 @@ class Preprocess:
         return self.img_size
 
     @property
-    def model_size(self) -> tuple[int, int]:
+    def model_size(self) -> HeightWidth:
         """(height, width) of what the model gets."""
         return (self.crop, self.crop) if self.crop else self.img_size
 

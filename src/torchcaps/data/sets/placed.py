@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.augment.changes import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
-from torchcaps.data.pixels import Images, random_offsets, to_float, windows_at
+from torchcaps.data.pixels import HeightWidth, Images, random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.errors import DataError, check_positive, check_range
 from torchcaps.transfer import to_device
@@ -41,7 +41,7 @@ class PlaceMaker(Maker):
         canvas: side of a canvas in pixels.
     """
 
-    content: tuple[int, int]
+    content: HeightWidth
     canvas: int
 
     def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:

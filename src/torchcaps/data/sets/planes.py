@@ -94,7 +94,9 @@ def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
 
 INFO = published_set("planes", embedded=Path(__file__).parent)  # its only file is this one
 register_dataset(INFO)(
-    lambda _folder, request: make_planes(
-        getattr(INFO, request.split), seed=int(request.split == "test")
+    lambda folder, request: (
+        make_planes(getattr(INFO, request.split), seed=int(request.split == "test"))
+        if folder == INFO.embedded
+        else None
     )
 )
