@@ -169,10 +169,9 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         return self.float_images([index])[0], rows
 
     def __repr__(self) -> str:
-        shape = " × ".join(map(str, self.inputs.shape[1:]))
-        dtype = str(self.inputs.dtype).removeprefix("torch.")
         return (
-            f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {dtype}, "
+            f"{type(self).__name__}({self.name!r}: {len(self):,} images "
+            f"{' × '.join(map(str, self.inputs.shape[1:]))} {str(self.inputs.dtype).removeprefix('torch.')}, "
             f"{self.num_classes} classes: {join_names(self.classes)})"
         )
 

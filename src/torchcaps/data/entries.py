@@ -128,9 +128,9 @@ def in_split(
         try:
             train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
         except DataError:
-            unit = "images" if groups is None else "groups"
             raise DataError(
-                f"{name}: no class has two {unit}, so that none can be held out to test on"
+                f"{name}: no class has two {'images' if groups is None else 'groups'}, so that none "
+                "can be held out to test on"
             ) from None
         indices = (test if split == "test" else train).tolist()
     if not indices:
@@ -264,8 +264,10 @@ def _summary(
     notes = [f"{name}: {len(entries):,} images {known}, {part}"]
     groups = {entry.group for entry in entries}
     if None not in groups:
-        target = request.options.group_column or GROUP
-        notes.append(f"{name}: {len(groups):,} groups by {target!r}, each on one side of a split")
+        notes.append(
+            f"{name}: {len(groups):,} groups by {request.options.group_column or GROUP!r}, each on "
+            "one side of a split"
+        )
     return notes
 
 

@@ -91,8 +91,10 @@ def read_idx_set(
     """
     paths = [find_idx(folder, request.split, kind) for kind in ("images", "labels")]
     if None in paths:
-        missing = "labels-idx1" if paths[0] else "images-idx3"
-        raise DataError(f"{folder}: no {STEMS[request.split]}-{missing}-ubyte (plain or .gz) in it")
+        raise DataError(
+            f"{folder}: no {STEMS[request.split]}-{'labels-idx1' if paths[0] else 'images-idx3'}-ubyte "
+            "(plain or .gz) in it"
+        )
     images, labels = (read_idx(path) for path in paths if path)
     if images.ndim < 3 or labels.shape != images.shape[:1]:
         raise DataError(

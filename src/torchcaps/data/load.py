@@ -140,8 +140,10 @@ def _check_request(
         raise MissingSplitError(f"{source}: there is no official {request.split!r} split")
     for name, default in vars(ReadOptions()).items():
         if getattr(request.options, name) != default and name not in options:
-            expected = IMAGE_FILES if name in OPTIONS else "a .csv of image files"
-            raise ArgumentError(name, f"expected {expected}, got {source}")
+            raise ArgumentError(
+                name,
+                f"expected {IMAGE_FILES if name in OPTIONS else 'a .csv of image files'}, got {source}",
+            )
 
 
 def default_cache_dir() -> Path:

@@ -84,8 +84,10 @@ class Augmentation:
         for field in fields(self.settings):
             amount = getattr(group, field.name, field.default)
             if field.name in self.switches and amount and amount != field.default:
-                off = False if amount is True else 0
-                raise ArgumentError(field.name, f"expected {off} for {reason}, got {amount}")
+                raise ArgumentError(
+                    field.name,
+                    f"expected {False if amount is True else 0} for {reason}, got {amount}",
+                )
 
 
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")

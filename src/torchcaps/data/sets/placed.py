@@ -5,7 +5,6 @@ ranges are affNIST's; the order of the factors and the resampling are ours, so t
 not accuracies on affNIST.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -217,7 +216,7 @@ def _warp(images: Tensor, warps: Tensor) -> Tensor:
         warps: `[batch, 4]`: rotation in degrees, shear, both scales.
     """
     degrees, shear, scale_x, scale_y = warps.unbind(dim=1)
-    inverse = inverse_map(degrees * (math.pi / 180), shear, scale_x, scale_y)
+    inverse = inverse_map(degrees.deg2rad(), shear, scale_x, scale_y)
     height, width = images.shape[2:]
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2

@@ -53,7 +53,7 @@ def _render_scene(random: np.random.RandomState, size: int) -> tuple[np.ndarray,
         `[size, size]` each.
     """
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
-    y, x = np.meshgrid(along, along, indexing="ij")
+    x, y = np.meshgrid(along, along)
     slope_x, slope_y = random.uniform(-30, 30, 2)
     light = 128 + random.uniform(-60, 60) + slope_x * (x - 0.5) + slope_y * (y - 0.5)
     mask = np.zeros(light.shape, dtype=np.uint8)

@@ -83,8 +83,9 @@ def matrix_bytes(array: np.ndarray) -> bytes:
     """
     magic = MAGIC.get(array.dtype.newbyteorder("<"))
     if magic is None:
-        types = ", ".join(dtype.name for dtype in MAGIC)
-        raise ArgumentError("array", f"expected one of {types}, got {array.dtype}")
+        raise ArgumentError(
+            "array", f"expected one of {', '.join(map(str, MAGIC))}, got {array.dtype}"
+        )
     sizes = (*array.shape, 1, 1)[: max(array.ndim, 3)]
     header = struct.pack(f"<Ii{len(sizes)}i", magic, array.ndim, *sizes)
     return header + array.astype(DTYPES[magic]).tobytes()
@@ -202,8 +203,9 @@ def split_views(images: Dataset, by: str) -> Views:
     is_familiar = torch.isin(images.targets[by], torch.tensor(FAMILIAR[by]))
     familiar, novel = (side.nonzero().flatten() for side in (is_familiar, ~is_familiar))
     if not (len(familiar) and len(novel)):
-        side = "familiar" if len(familiar) else "novel"
-        raise DataError(f"{images.name}: all of its images are {side} by {by}")
+        raise DataError(
+            f"{images.name}: all of its images are {'familiar' if len(familiar) else 'novel'} by {by}"
+        )
     return Views(images.subset(familiar), images.subset(novel))
 
 
@@ -222,7 +224,6 @@ def register_norb(info: DatasetInfo) -> None:
         )
     )
     num_familiar = info.train // 3
-    kind = info.title.split(",")[0]
     for by in FAMILIAR:
         for ending, views, num_test in (
             ("", "the other two", info.test - num_familiar),
@@ -232,7 +233,8 @@ def register_norb(info: DatasetInfo) -> None:
                 info,
                 partial(_split_by, by=by, is_novel=not ending),
                 name=f"{info.name}-{by}{ending}",
-                title=f"{kind}: trained on one third of the {by}s, tested on {views}",
+                title=f"{info.title.split(',')[0]}: trained on one third of the {by}s, tested on "
+                f"{views}",
                 train=num_familiar,
                 test=num_test,
             )
