@@ -130,9 +130,8 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries and self.home and str(name).isidentifier():
-            home = importlib.import_module(self.home)
             file = f"{self.home}.{name}"
-            if hasattr(home, "__path__") and find_spec(file):
+            if hasattr(importlib.import_module(self.home), "__path__") and find_spec(file):
                 importlib.import_module(file)
         if name not in self._entries:
             self._load()

@@ -144,9 +144,8 @@ def stratified_split(
     num_images = len(array)
     if groups is None:
         _, sizes = np.unique(array, return_counts=True)
-        quotas = _quotas(sizes, fraction_or_count)
         is_test = np.zeros(num_images, dtype=bool)
-        is_test[_choose(array, quotas, seed)] = True
+        is_test[_choose(array, _quotas(sizes, fraction_or_count), seed)] = True
     else:  # each group counts once
         members = np.column_stack([array, groups.cpu().numpy()])
         pairs, group_of_image = np.unique(members, axis=0, return_inverse=True)

@@ -165,8 +165,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensors]:
         """A float input and its targets by name."""
-        rows = {name: target[index] for name, target in self.targets.items()}
-        return self.float_images([index])[0], rows
+        targets = {name: target[index] for name, target in self.targets.items()}
+        return self.float_images([index])[0], targets
 
     def __repr__(self) -> str:
         return (
@@ -325,12 +325,11 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
     Equal groups of two sets become one. The notes are those of the first set.
     """
     first = parts[0]
-    targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
     groups = [part.groups for part in parts if part.groups is not None]
     return replace(
         first,
         inputs=torch.cat([part.inputs for part in parts]),
-        targets=targets,
+        targets={name: torch.cat([x.targets[name] for x in parts]) for name in first.targets},
         groups=torch.cat(groups) if groups else None,
         files=(),
     )
@@ -392,8 +391,9 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     Returns:
         Class indices `[n]`.
     """
-    counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
-    pixel_counts = torch.column_stack(counts)
+    pixel_counts = torch.column_stack(
+        [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
+    )
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 

@@ -113,13 +113,12 @@ def load_dataset(
                 raise missing_set(text, folders)
         elif (path := Path(name_or_path).expanduser()).exists():
             formats = {"a folder of class folders or shards, a .tar archive": FOLDERS, **FORMATS}
-            fitting = (name for name in reversed(formats) if formats[name].holds(path))
-            name = next(fitting, None)
+            name = next((name for name in reversed(formats) if formats[name].holds(path)), None)
             if name is None:
                 raise DataError(f"{path}: not a data set; expected {', '.join(formats)}")
-            data_format = formats[name]
-            _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
-            images = data_format.read(path, request)
+            _, read, splits, reader_options = formats[name]
+            _check_request(f"{path} ({name})", request, splits, reader_options)
+            images = read(path, request)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:

@@ -108,7 +108,7 @@ def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> Json:
         activation = torch.zeros_like(blank.activation)
         activation[0, label] = vector.norm() if served.task.spec.activation == "length" else 1.0
         drawing = model.reconstruct(Capsules(poses, activation), torch.tensor([label]))
-    return {"drawing": encode(drawing)}
+        return {"drawing": encode(drawing)}
 
 
 ANSWERS: dict[str, Callable[..., Json]] = {"look": look, "draw": draw}

@@ -40,8 +40,8 @@ class ShiftSettings:
 def shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
     """Move each image by whole pixels, uniformly along each axis; zeros come in."""
     # A window of the old size, at a random place of the image with a margin of zeros.
-    padded = F.pad(images, (settings.shift or 0,) * 4)
     height, width = images.shape[2:]
+    padded = F.pad(images, (settings.shift or 0,) * 4)
     return random_crop(padded, (height, width), generator=generator)
 
 

@@ -238,7 +238,7 @@ class Transforms:
             singles = planes["singles"].unflatten(1, targets["singles"].shape[1:3])
             targets["singles"] = singles.contiguous()
         inputs = planes["inputs"].contiguous(memory_format=torch.channels_last)
-        return Batch(inputs, targets, batch.indices)
+        return batch._replace(inputs=inputs, targets=targets)
 
     def _apply(
         self, augmentation: Augmentation, images: Images, settings: Any, generator: Generator

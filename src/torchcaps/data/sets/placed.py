@@ -79,8 +79,7 @@ def place_images(
     # A canvas is a window of an image with a black margin that all windows lie in.
     if margin is None or images.device.type == "cpu":  # there the smallest margin costs nothing
         room = corners.new_tensor(size) - corners.new_tensor(images.shape[2:])
-        overhang = torch.cat([corners, room - corners, corners.new_zeros(1, 2)])
-        margin = int(overhang.max())
+        margin = int(torch.cat([corners, room - corners, corners.new_zeros(1, 2)]).max())
     return windows_at(F.pad(images, (margin,) * 4), size, *(margin - corners).unbind(dim=1))
 
 
@@ -222,8 +221,7 @@ def _warp(images: Tensor, warps: Tensor) -> Tensor:
     along = torch.arange(side) - (side - 1) / 2
     points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # (x, y) in pixels
     grid = torch.einsum("bij,yxj->byxi", inverse, points) * (2 / torch.tensor([width, height]))
-    warped = F.grid_sample(images, grid, align_corners=False)
-    return warped.round().clamp(0, 255).byte()
+    return F.grid_sample(images, grid, align_corners=False).round().clamp(0, 255).byte()
 
 
 def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
