@@ -162,8 +162,7 @@ def conv2d(
     check_range("height of x", x.shape[2], low=rows)
     check_range("width of x", x.shape[3], low=columns)
     strides = (stride, stride) if isinstance(stride, int) else stride
-    for step in strides:
-        check_range("stride", step, low=1)
+    check_range("stride", min(strides), low=1)
 
     path, _ = _choose("conv2d", (x, weight), impl)
     if path is None:

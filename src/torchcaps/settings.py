@@ -379,10 +379,11 @@ class TrainConfig:
         """
         updates = {name: x for name, x in flattened(changes).items() if x is not None}
         choices = self.flat()
-        resets = {}
-        for name, info in known_settings().items():
-            if info.of in updates and updates[info.of] != choices[info.of]:
-                resets[name] = info.default
+        resets = {
+            name: info.default
+            for name, info in known_settings().items()
+            if info.of in updates and updates[info.of] != choices[info.of]
+        }
         return self.replaced(resets, "default").replaced(updates, origin)
 
     def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> "TrainConfig":

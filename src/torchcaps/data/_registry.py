@@ -20,8 +20,8 @@ Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
 HOME = "torchcaps.data.sets"  # its files import all formats too
 Storage = Literal["auto", "memory", "disk"]
-FetchProgress = Callable[[str, int, int | None], None]
-"""(what, bytes or images so far, how many in all, or None where that is not known)"""
+FetchProgress = Callable[[str, int, int | None], None] | None
+"""(what, bytes or images so far, how many in all, or None where that is not known), or None"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,8 +212,7 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     if sizes.min() < per_class:
         raise ArgumentError(
             "per_class",
-            f"expected at most {sizes.min()}, the images of class {classes[sizes.argmin()]}, "
-            f"got {per_class}",
+            f"expected at most {sizes.min()}, the images of class {classes[sizes.argmin()]}, got {per_class}",
         )
     return torch.from_numpy(np.sort(_choose(array, np.full(len(classes), per_class), seed)))
 
@@ -243,8 +242,7 @@ def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
         return quotas
     if not 0 < fraction_or_count < 1:
         raise DataError(
-            "holdout: expected a fraction between 0 and 1 or a whole count, "
-            f"got {fraction_or_count}"
+            f"holdout: expected a fraction between 0 and 1 or a whole count, got {fraction_or_count}"
         )
     quotas = np.rint(sizes * fraction_or_count).clip(1)
     return np.minimum(quotas, sizes - 1).astype(np.int64)
@@ -284,8 +282,7 @@ def stratified_folds(
     if num_units < num_folds:
         raise ArgumentError(
             "folds",
-            f"expected at most {num_units}, the {'images' if groups is None else 'groups'}, "
-            f"got {num_folds}",
+            f"expected at most {num_units}, the {'images' if groups is None else 'groups'}, got {num_folds}",
         )
     # RandomState is frozen by numpy's policy; see `stratified_split`.
     order = np.random.RandomState(seed).permutation(num_units)

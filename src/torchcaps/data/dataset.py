@@ -497,8 +497,7 @@ def check_count(source: str, num_classes: int) -> None:
     """
     if num_classes > MAX_CLASSES:
         raise DataError(
-            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; "
-            "number them from 0"
+            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; number them from 0"
         )
 
 

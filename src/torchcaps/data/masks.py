@@ -134,8 +134,7 @@ def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
             for stem in sorted(files, key=natural_key):
                 if stem not in images or stem not in masks:
                     raise DataError(
-                        f"{files[stem]}: there is no {'mask' if stem in images else 'image'} of "
-                        "this name beside it"
+                        f"{files[stem]}: there is no {'mask' if stem in images else 'image'} of this name beside it"
                     )
                 pairs.append(MaskPair(images[stem], masks[stem], split))
         return _read_pairs(root.resolve().name, pairs, root, request)
@@ -209,8 +208,7 @@ def _read_pairs(
     targets = {"mask": torch.cat(masks)}
     if not targets["mask"].any():
         raise DataError(
-            f"{name}: every mask holds {table.names[0]!r} alone, the background; "
-            "expected another class"
+            f"{name}: every mask holds {table.names[0]!r} alone, the background; expected another class"
         )
     return read_entries(
         name, entries, request, can_stay=False, classes=table.names, targets=targets

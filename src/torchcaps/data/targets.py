@@ -238,8 +238,7 @@ def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.n
 def _count_error(expected: int, got: int) -> ArgumentError:
     return ArgumentError(
         "labels",
-        f"expected {expected} classes, as the model has, got {got}; "
-        f"build it with num_classes={got}",
+        f"expected {expected} classes, as the model has, got {got}; build it with num_classes={got}",
     )
 
 

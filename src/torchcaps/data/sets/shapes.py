@@ -101,7 +101,7 @@ def _draw_shape(
     return is_inside
 
 
-def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
+def write_shapes(folder: Path, progress: FetchProgress) -> None:
     """Render both splits and write them into one file.
 
     Args:

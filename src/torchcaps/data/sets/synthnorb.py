@@ -47,7 +47,7 @@ def render_synthnorb(
     size: int = 48,
     seed: int = 0,
     jitter: float = JITTER,
-    progress: FetchProgress | None = None,
+    progress: FetchProgress = None,
 ) -> Dataset:
     """Render a split, or a part of it: every toy from every viewpoint under every lamp.
 
@@ -120,7 +120,7 @@ def register_rendered(name: str, render: Callable[..., Dataset]) -> None:
         render: `render(split, progress=progress)` gives a split.
     """
 
-    def write(folder: Path, progress: FetchProgress | None) -> None:
+    def write(folder: Path, progress: FetchProgress) -> None:
         for split in SPLIT:
             images = render(split, progress=progress)
             write_matrices(images, folder / f"{name}-rendered-{split}ing")
@@ -148,7 +148,7 @@ def write_matrices(images: Dataset, stem: Path) -> None:
             part.replace(path)
 
 
-def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
+def render_synthtoys(split: str = "train", *, progress: FetchProgress = None) -> Dataset:
     """Render a split of synthtoys: many toys, from every viewpoint under two lamps.
 
     Five toys a category, as smallNORB has them, are too few to tell two networks apart. Each design
