@@ -84,6 +84,11 @@ class Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes; all that are left for a negative size."""
+        check_memory(self.path, self.tell() + size)  # before a buffer of this size is made
+        return super().read(size)
+
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with the next bytes, and return their number."""
         check_memory(self.path, self.tell() + len(buffer))
