@@ -222,9 +222,11 @@ def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
     # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between
     # versions.
     random = np.random.RandomState(seed)
-    pairs = zip(np.unique(labels), quotas, strict=True)
     return np.concatenate(
-        [random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs]
+        [
+            random.permutation(np.flatnonzero(labels == label))[:quota]
+            for label, quota in zip(np.unique(labels), quotas, strict=True)
+        ]
     )
 
 

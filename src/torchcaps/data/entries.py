@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,8 +215,9 @@ def read_entries(
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> Names:
     """The classes of the training images, in natural order. Raises DataError for fewer than two."""
-    training = (entry.labels for entry in entries if entry.split in (None, "train"))
-    labels = set(chain.from_iterable(training))
+    labels = {
+        label for entry in entries if entry.split in (None, "train") for label in entry.labels
+    }
     if len(labels) < 2:
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(labels) or 'none'}"
@@ -259,7 +259,7 @@ def _summary(
     part = f"{num_images:,} of them in the {request.split} split"
     if request.classes is not None and not any(entry.split for entry in entries):
         part = "all of them measured, because it is not divided into train and test"
-    num_classes = len(set(chain.from_iterable(entry.labels for entry in entries)))
+    num_classes = len({label for entry in entries for label in entry.labels})
     known = f"of {num_classes:,} classes" if num_classes else "with values"
     notes = [f"{name}: {len(entries):,} images {known}, {part}"]
     groups = {entry.group for entry in entries}

@@ -73,7 +73,7 @@ def label_arrays(
     """
     fields = variables if isinstance(variables, dict) else {}
     pixels = np.asarray(fields.get(images))
-    numbers = np.ravel(fields.get(labels))
+    numbers = np.ravel(fields.get(labels, ()))
     sizes = (*shape, len(numbers))
     is_image = pixels.dtype == np.uint8 and pixels.shape in (sizes, shape)
     if not (is_image and pixels.size == math.prod(sizes) and numbers.dtype.kind in "uif"):

@@ -56,8 +56,8 @@ def look(served: ServedModel, image: Any, **_: Any) -> Json:
         if not spec.pose:
             return {"lengths": encode(activations_of(model, pixels, spec))}
         pose, activation = model.capsules(pixels)
-        answer = {"lengths": encode(activation), "poses": encode(pose)}
-        return answer | (votes_of(model, pixels) if has_votes(served.task) else {})
+        votes = votes_of(model, pixels) if has_votes(served.task) else {}
+        return {"lengths": encode(activation), "poses": encode(pose)} | votes
 
 
 def has_votes(task: Task) -> bool:

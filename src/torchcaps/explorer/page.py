@@ -128,5 +128,5 @@ def describe_run(
     if not isinstance(run, nn.Module):
         data = images_of(run, root)
         facts = facts_of(Path(run))
-    shape = (preprocess.in_chans, *preprocess.model_size)
-    return ServedModel(task, shape), describe(task.model, data, name, facts)
+    served = ServedModel(task, (preprocess.in_chans, *preprocess.model_size))
+    return served, describe(task.model, data, name, facts)

@@ -69,8 +69,10 @@ def read_gtsrb(folder: StrPath, request: ReadRequest, name: str = "gtsrb") -> Da
     matches = [re.fullmatch(r"(\d{1,18})_(\d{1,18})", Path(e.file).stem) for e in entries]
     tracks = [[int(m[1]), int(m[2])] if m else [-1, -1] for m in matches]
     if all(matches):  # tracks are numbered from 0 in each class
-        pairs = zip(entries, tracks, strict=True)
-        entries = [entry._replace(group=f"{entry.labels[0]} {track[0]}") for entry, track in pairs]
+        entries = [
+            entry._replace(group=f"{entry.labels[0]} {track[0]}")
+            for entry, track in zip(entries, tracks, strict=True)
+        ]
     track, frame = torch.tensor(tracks).unbind(dim=1)
     return read_entries(
         name,

@@ -122,8 +122,8 @@ def register_rendered(name: str, render: Callable[..., Dataset]) -> None:
 
     def write(folder: Path, progress: FetchProgress) -> None:
         for split in SPLIT:
-            images = render(split, progress=progress)
-            write_matrices(images, folder / f"{name}-rendered-{split}ing")
+            stem = folder / f"{name}-rendered-{split}ing"
+            write_matrices(render(split, progress=progress), stem)
 
     register_norb(replace(SMALLNORB, **set_facts(name), sources=(Rendering(write),)))
 
