@@ -170,8 +170,8 @@ def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
 
 def _shards_in(folder: Path) -> list[Path]:
     """The .tar archives in a folder that has no folders."""
-    shards = sorted(folder.glob("*.tar"), key=natural_key)
-    return [] if any(map(Path.is_dir, folder.iterdir())) else shards
+    has_folders = any(map(Path.is_dir, folder.iterdir()))
+    return [] if has_folders else sorted(folder.glob("*.tar"), key=natural_key)
 
 
 def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:

@@ -25,17 +25,7 @@ from torchcaps.types import Names, StrPath
 CLASS_TABLES = ("classes.txt", "classes.csv")
 OPACITY = 0.45  # of the class colors in an overlay
 # Distinct under every common color blindness, as far as possible; the background is black.
-COLORS = (
-    "000000",
-    "E69F00",
-    "56B4E9",
-    "009E73",
-    "F0E442",
-    "0072B2",
-    "D55E00",
-    "CC79A7",
-    "A0A0A0",
-)
+COLORS = bytes.fromhex("000000 E69F00 56B4E9 009E73 F0E442 0072B2 D55E00 CC79A7 A0A0A0")
 
 
 def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Dataset:
@@ -56,11 +46,11 @@ def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Data
 
 def palette(num_classes: int) -> np.ndarray:
     """Colors of classes, uint8 `[num_classes, 3]`, the background first."""
-    colors = [tuple(bytes.fromhex(color)) for color in COLORS[:num_classes]]
-    for index in range(len(COLORS), num_classes):
+    colors = list(COLORS)  # red, green and blue of each class
+    for index in range(len(COLORS) // 3, num_classes):
         rgb = colorsys.hsv_to_rgb(0.618 * index % 1, 0.65, 0.9 - 0.35 * (index % 3) / 2)
-        colors.append(tuple(round(255 * level) for level in rgb))
-    return np.array(colors, dtype=np.uint8)
+        colors += [round(255 * level) for level in rgb]
+    return np.array(colors, np.uint8).reshape(-1, 3)[:num_classes]
 
 
 def write_mask(path: Path, mask: np.ndarray, num_classes: int) -> None:
