@@ -138,9 +138,10 @@ class Rendering:
 
 def published_set(name: str, **fields: Any) -> DatasetInfo:
     """All that is known about a set: its facts, and the fields that no table can hold."""
-    facts = {"sources": ()} | set_facts(name)
+    facts = set_facts(name)
     facts["sources"] = tuple(
-        Mirror(**source) if "base" in source else Archive(**source) for source in facts["sources"]
+        Mirror(**source) if "base" in source else Archive(**source)
+        for source in facts.get("sources", ())
     )
     return DatasetInfo(**facts | fields)
 
