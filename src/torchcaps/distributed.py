@@ -99,7 +99,7 @@ class Ranks:
         if self.world_size == 1:
             return value
         values = [tree_map_only(Tensor, Tensor.cpu, value)]
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values)
         return values[0]
 
     def claim_report(self) -> bool:

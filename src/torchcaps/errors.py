@@ -212,7 +212,7 @@ def read_text(path: Path) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     check_regular(path)
-    return path.read_text(encoding="utf-8")
+    return path.read_text("utf-8")
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

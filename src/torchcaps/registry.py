@@ -205,7 +205,7 @@ def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], obje
         The public names, and a function that gives one of them, or a module of the package;
         AttributeError where there is no such name.
     """
-    text = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
+    text = Path(file).with_suffix(".pyi").read_text("utf-8")
     modules = {}
     # Not by `ast`, which threads of CPython 3.11 cannot always use at once.
     for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)$", text, re.MULTILINE):

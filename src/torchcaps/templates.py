@@ -43,7 +43,7 @@ def render(package: str, template: str, **values: Any) -> str:
     )
     html = environment.get_template(template).render(values)
     html = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", html)
-    return html.encode("utf-8", errors="replace").decode("utf-8")
+    return html.encode(errors="replace").decode()
 
 
 class Picture(NamedTuple):

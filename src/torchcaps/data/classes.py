@@ -144,7 +144,7 @@ def stratified_split(
     num_images = len(array)
     if groups is None:
         _, sizes = np.unique(array, return_counts=True)
-        is_test = np.zeros(num_images, dtype=bool)
+        is_test = np.zeros(num_images, bool)
         is_test[_choose(array, _quotas(sizes, fraction_or_count), seed)] = True
     else:  # each group counts once
         members = np.column_stack([array, groups.cpu().numpy()])
@@ -288,7 +288,7 @@ def stratified_folds(
         )
     # RandomState is frozen by numpy's policy; see `stratified_split`.
     order = np.random.RandomState(seed).permutation(num_units)
-    folds = np.empty(num_units, dtype=np.int64)
+    folds = np.empty(num_units, np.int64)
     if groups is None:
         # Dealt out to the folds in turn, class after class, as cards.
         folds[order[np.argsort(array[order], kind="stable")]] = np.arange(num_units) % num_folds

@@ -125,7 +125,7 @@ def in_split(
     elif split != "val":
         strata = group_strata(labels, groups)
         try:
-            train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
+            train, test = stratified_split(strata, TEST_FRACTION, groups=groups)
         except DataError:
             raise DataError(
                 f"{name}: no class has two {'images' if groups is None else 'groups'}, so that none "

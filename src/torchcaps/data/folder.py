@@ -258,7 +258,7 @@ def _label_samples(scan: Scan, split: str | None, request: ReadRequest) -> list[
                 raise DataError(f"{scan.path}:{key}: expected its label in {key}.cls or {key}.json")
             ending, text = scan.labels[key]
             try:
-                label = text.decode("utf-8").strip()
+                label = text.decode().strip()
                 if ending == ".json":
                     content = json.loads(label)
                     label = next(str(content[key]) for key in LABEL_KEYS if key in content)

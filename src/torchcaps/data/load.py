@@ -28,7 +28,7 @@ from torchcaps.errors import (
     DatasetNotFoundError,
     MissingSplitError,
     check_known,
-    check_range,
+    check_positive,
 )
 from torchcaps.types import Names, StrPath
 
@@ -97,7 +97,7 @@ def load_dataset(
         check_known("option", option, vars(ReadOptions()))
     text = str(name_or_path)
     if max_bytes is not None:
-        check_range("max_bytes", max_bytes, low=1)
+        check_positive(max_bytes=max_bytes)
     request = ReadRequest(
         split, img_size, in_chans, max_bytes, storage, workers, ReadOptions(**options), classes
     )

@@ -14,6 +14,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,13 +74,12 @@ def check_memory(path: Path, num_bytes: int) -> None:
         )
 
 
+@dataclass(eq=False)
 class Unpacked(io.RawIOBase):
     """A file that is decompressed while it is read, no further than `check_memory` allows."""
 
-    def __init__(self, path: Path, stream: Any) -> None:
-        super().__init__()
-        self.path = path
-        self.stream = stream
+    path: Path
+    stream: Any
 
     def readable(self) -> bool:
         return True

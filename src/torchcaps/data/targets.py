@@ -118,7 +118,7 @@ def to_array(rows: Any) -> np.ndarray:
         # Python numbers in an array of objects, such as a column of pandas, become an array again.
         return np.asarray(rows.tolist() if str(getattr(rows, "dtype", "")) == "object" else rows)
     except ValueError:
-        return np.fromiter(rows, dtype=object)
+        return np.fromiter(rows, object)
 
 
 def _is_whole(array: np.ndarray) -> bool:

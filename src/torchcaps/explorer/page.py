@@ -86,7 +86,7 @@ def explore(
         path = folder.resolve() / "page" / "index.html"
         make_folder(path.parent)
         with atomic(path) as partial:
-            partial.write_text(html, encoding="utf-8")
+            partial.write_text(html, "utf-8")
         log(str(path))
         if open_page:
             webbrowser.open(path.as_uri())

@@ -50,7 +50,7 @@ def read_cifar(folder: StrPath, split: str = "train", name: str = "cifar10") -> 
         raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
     batches = []
     for file in files:
-        content = np.frombuffer(bytearray(read_bytes(file)), dtype=np.uint8)
+        content = np.frombuffer(bytearray(read_bytes(file)), np.uint8)
         if not len(content) or len(content) % RECORD:
             raise DataError(
                 f"{file}: truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"

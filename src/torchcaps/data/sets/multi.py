@@ -259,7 +259,7 @@ def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int
         # A number that an earlier place of its row has too is drawn again.
         order = np.argsort(numbers, axis=1, kind="stable")
         ordered = np.take_along_axis(numbers, order, axis=1)
-        is_repeated = np.empty_like(numbers, dtype=bool)
+        is_repeated = np.empty_like(numbers, bool)
         np.put_along_axis(is_repeated, order, np.diff(ordered, axis=1, prepend=-1) == 0, axis=1)
         if not is_repeated.any():
             return numbers

@@ -56,7 +56,7 @@ def _render_scene(random: np.random.RandomState, size: int) -> tuple[np.ndarray,
     x, y = np.meshgrid(along, along)
     slope_x, slope_y = random.uniform(-30, 30, 2)
     light = 128 + random.uniform(-60, 60) + slope_x * (x - 0.5) + slope_y * (y - 0.5)
-    mask = np.zeros(light.shape, dtype=np.uint8)
+    mask = np.zeros(light.shape, np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(INFO.classes))
@@ -95,7 +95,7 @@ def _draw_shape(
         return x * x + y * y < radius * radius
     # The share of the radius from the center to a side.
     num_corners, reach = (3, 0.778) if INFO.classes[kind] == "triangle" else (4, 0.886)
-    is_inside = np.ones(x.shape, dtype=bool)
+    is_inside = np.ones(x.shape, bool)
     for angle in turn + 2 * np.pi * np.arange(num_corners) / num_corners:
         is_inside &= x * np.cos(angle) + y * np.sin(angle) < reach * radius
     return is_inside

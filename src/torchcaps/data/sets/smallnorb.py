@@ -159,7 +159,7 @@ def read_norb(
         pixels = ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
-    return Dataset(images, targets, INFO.classes, name, groups=toys)
+    return Dataset(images, targets, INFO.classes, name, toys)
 
 
 def toy_numbers(categories: Labels, instances: Labels) -> Labels:
