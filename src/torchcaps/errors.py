@@ -6,7 +6,6 @@ import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
-from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, get_args
 
@@ -141,7 +140,7 @@ def check_shape(
     named = axes[1:] if is_starred else axes
     fits = len(shape) > len(named) if is_starred else len(shape) == len(named)
     last = shape[len(shape) - len(named) :]
-    if not fits or not all(map(eq, last, map(sizes.get, named, last))):
+    if not fits or last != tuple(map(sizes.get, named, last)):
         expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
         raise ArgumentError(argument, f"expected [{expected}], got {named_shape(axes, shape)}")
 

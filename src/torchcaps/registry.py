@@ -187,7 +187,7 @@ def import_submodules(package: str) -> None:
     """
     path = getattr(importlib.import_module(package), "__path__", ())
     for module in pkgutil.iter_modules(path, f"{package}."):
-        if not module.name.removeprefix(package).startswith("._"):
+        if not module.name.startswith(f"{package}._"):
             importlib.import_module(module.name)
             if module.ispkg:
                 import_submodules(module.name)

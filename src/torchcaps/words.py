@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -86,9 +85,10 @@ class UniqueNames:
         """The name, or `NAME-2`, `NAME-3`, ... where it is taken."""
         name = os.fsencode(name)[:MAX_NAME_BYTES].decode(errors="ignore")
         candidate = name
-        numbers = count(2)
+        number = 2
         while candidate.lower() in self.taken:
-            candidate = f"{name}-{next(numbers)}"
+            candidate = f"{name}-{number}"
+            number += 1
         self.taken.add(candidate.lower())
         return candidate
 

@@ -6,7 +6,6 @@ A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes
 
 import hashlib
 import struct
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +68,7 @@ def find_idx(folder: Path, split: str, kind: str) -> Path | None:
 
 def holds_idx(folder: Path) -> bool:
     """Whether `folder` holds at least one IDX file under MNIST's names."""
-    return any(find_idx(folder, *names) for names in product(STEMS, ("images", "labels")))
+    return any(find_idx(folder, split, kind) for split in STEMS for kind in ("images", "labels"))
 
 
 def read_idx_set(

@@ -15,6 +15,7 @@ AXES = ("n", "channels", "height", "width")
 MAX_CHANNELS = 4
 MAX_MASK_VALUE = 32  # of a mask without a table of classes
 CHUNK = 1024  # images resized at a time, to bound the wider copy
+Array = np.ndarray | Tensor
 Images = Shaped[Tensor, "n channels height width"]
 HeightWidth = tuple[int, int]
 Size = int | HeightWidth | None
@@ -157,7 +158,7 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
     return tensor
 
 
-def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
+def to_images(images: Array, in_chans: int | None) -> Tensor:
     """Images in an array of any usual layout as `[n, channels, height, width]`, in one block.
 
     Args:

@@ -12,7 +12,7 @@ from torchcaps.data._registry import ReadRequest
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import in_split
 from torchcaps.data.form import Prepared
-from torchcaps.data.pixels import Size, check_finite, size_pair
+from torchcaps.data.pixels import Array, Size, check_finite, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import open_arrays
 from torchcaps.errors import DataError, named_shape
@@ -73,7 +73,7 @@ class PointPreprocess(Preprocess, kind="points"):
         Raises:
             DataError: unreadable, of several sets, or of another size than the model takes.
         """
-        if isinstance(image, np.ndarray | Tensor):
+        if isinstance(image, Array):
             source = "points"
             sets = np.asarray(image)[None]
         elif isinstance(image, StrPath):

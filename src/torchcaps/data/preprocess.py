@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from PIL import Image
@@ -13,6 +12,7 @@ from torch import Tensor
 from torchcaps.data.form import Form, Prepared
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
+    Array,
     HeightWidth,
     Size,
     array_images,
@@ -32,7 +32,7 @@ from torchcaps.types import Json, StrPath
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
 MAX_REPR = 400  # characters of a description in an error
-Picture = StrPath | Image.Image | np.ndarray | Tensor
+Picture = StrPath | Image.Image | Array
 
 
 def read_picture(
@@ -49,7 +49,7 @@ def read_picture(
     Raises:
         DataError: unreadable, of an unclear layout, or out of range.
     """
-    if not isinstance(image, np.ndarray | Tensor):
+    if not isinstance(image, Array):
         return decode_image(image, size, in_chans, name=name)[None]
     images = array_images("image", tensor_array(torch.as_tensor(image))[None], in_chans)
     return fit_images(images, size, in_chans).clone()
@@ -200,7 +200,7 @@ class Preprocess:
         is_gray = (pixels == pixels[:1]).all()
         if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
             return Prepared(pixels)
-        if isinstance(image, np.ndarray | Tensor):
+        if isinstance(image, Array):
             gray = to_float(to_channels(read_picture(image, None, self.in_chans, name), 1))[0]
         else:  # on the page that shows more of it
             pages = [
@@ -287,7 +287,7 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
         Raises:
             DataError: a file or a picture, whose values would not be those of the training.
         """
-        if not isinstance(image, np.ndarray | Tensor):
+        if not isinstance(image, Array):
             raise DataError(
                 f"{name or 'image'}: expected an array that is prepared as those of the training, "
                 f"whose values were not in [0, 1], got {type(image).__name__}"

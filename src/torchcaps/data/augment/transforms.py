@@ -12,7 +12,6 @@ is changed as a stack of images, one channel for each class.
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Any, get_type_hints
 
 import torch
@@ -159,7 +158,7 @@ def register_augmentation(
 def ordered_augmentations() -> list[Augmentation]:
     """All augmentations, the first to be applied first; of equal order the one registered first."""
     plugins.load_entry_points()
-    return sorted(AUGMENTATIONS.registered(), key=attrgetter("order"))
+    return sorted(AUGMENTATIONS.registered(), key=lambda augmentation: augmentation.order)
 
 
 class Transforms:

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +125,7 @@ class Body:
     """
 
     def __init__(self, solids: Sequence[Solid]) -> None:
-        solids = sorted(solids, key=attrgetter("kind"))
+        solids = sorted(solids, key=lambda solid: solid.kind)
         self.kinds = torch.tensor([solid.kind for solid in solids])
         self.center = _stack([solid.center for solid in solids])
         self.inverse = _stack([np.linalg.inv(solid.frame) for solid in solids])
