@@ -16,7 +16,6 @@ from typing import NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
@@ -320,7 +319,7 @@ def all_gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     counts = ranks.gather(0 if _is_padding else len(rows))
     num_rows = counts[ranks.rank]
     start = sum(counts[: ranks.rank])
-    padded = F.pad(rows[:num_rows], (0, 0, start, sum(counts) - start - num_rows))
+    padded = nn.functional.pad(rows[:num_rows], (0, 0, start, sum(counts) - start - num_rows))
     return _differentiable_sum(padded), 0 if _is_padding else start
 
 

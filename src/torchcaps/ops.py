@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchcaps import (
     functional,
@@ -166,7 +165,7 @@ def conv2d(
 
     path, _ = _choose("conv2d", (x, weight), impl)
     if path is None:
-        return F.conv2d(x, weight, bias, strides)
+        return torch.nn.functional.conv2d(x, weight, bias, strides)
     return path.run(x, weight, bias, strides)
 
 

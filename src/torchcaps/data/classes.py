@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
@@ -38,7 +37,7 @@ def multi_hot(
         0 and 1, `[n, num_classes]`.
     """
     if labels.dim() == 2:
-        return F.pad(labels, (0, num_classes - labels.shape[1]))
+        return torch.nn.functional.pad(labels, (0, num_classes - labels.shape[1]))
     targets = torch.zeros(len(labels), num_classes, dtype=torch.uint8, device=labels.device)
     return targets.scatter_(1, labels.unsqueeze(1), 1)
 

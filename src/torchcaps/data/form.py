@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -234,4 +233,6 @@ def _resized(image: Gray, size: float | HeightWidth) -> Gray:
     if not isinstance(size, tuple):
         size = (max(1, round(image.shape[0] * size)), max(1, round(image.shape[1] * size)))
     pixels = torch.from_numpy(np.ascontiguousarray(image, np.float32))[None, None]
-    return F.interpolate(pixels, size, mode="bilinear", antialias=True)[0, 0].numpy()
+    return torch.nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True)[
+        0, 0
+    ].numpy()

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
@@ -123,7 +122,7 @@ class PairMaker(Maker):
             0 and 1, uint8 `[batch, classes]`, and classes `[batch, 2]`.
         """
         labels = self.source.labels[pairs]
-        hot = F.one_hot(labels, self.source.num_classes).sum(dim=1).byte()
+        hot = torch.nn.functional.one_hot(labels, self.source.num_classes).sum(dim=1).byte()
         return {"labels": hot, "single_label": labels}
 
     def split(

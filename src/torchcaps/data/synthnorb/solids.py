@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 KINDS = BALL, BLOCK, CONE = range(3)
 
@@ -184,7 +183,7 @@ class Body:
         normals = torch.where(kind == BALL, local, normals)
 
         # Normals turn with the inverse's transpose.
-        return normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
+        return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
 
 
 def _intersect(kind: int, start: Tensor, along: Tensor, top: Tensor) -> Interval:
