@@ -101,8 +101,8 @@ def import_module(name: str) -> ModuleType:
         with _all_or_nothing():
             loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{module}.".startswith(f"{missing}."):
+        # The module itself, or a package that it is in, and not what it imports.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ModuleNotFoundError(
                 f"{name}: there is no such module, installed or in {folder}"
             ) from error

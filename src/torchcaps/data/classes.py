@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
+from torchcaps.errors import ArgumentError, DataError, check_positive, check_range, check_shape
 from torchcaps.types import Names
 
 Labels = Int64[Tensor, " n"]  # class indices
@@ -207,7 +207,7 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     check_shape("labels", labels, ("n",))
     array = labels.cpu().numpy()
     classes, sizes = np.unique(array, return_counts=True)
-    check_range("per_class", per_class, low=1)
+    check_positive(per_class=per_class)
     if sizes.min() < per_class:
         raise ArgumentError(
             "per_class",

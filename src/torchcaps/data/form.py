@@ -173,8 +173,8 @@ def measure_form(images: Float[Tensor, "n channels height width"]) -> Form | Non
     edges = gray[:, _ring(gray.shape[1:])]
     background = float(np.median(edges))
     difference = gray - background
-    peaks = (np.median(difference.min((1, 2))), np.median(difference.max((1, 2))))
-    opposite, strength = sorted(peaks, key=abs)
+    peaks = (difference.min((1, 2)), difference.max((1, 2)))
+    opposite, strength = sorted(map(np.median, peaks), key=abs)
     evenness = (abs(np.median(edges, 1) - background) <= EVEN).mean()
     is_drawing = evenness > 1 - EVEN and abs(strength) > EDGE and abs(opposite) < EVEN
     if not is_drawing or (images != images[:, :1]).any():

@@ -273,7 +273,7 @@ def _mask_pixels(file: Path, is_colored: bool) -> np.ndarray:
             image = image.convert("P")
         elif not image.mode.startswith(("I", "F")):  # those are deeper than a byte
             image = image.convert("RGB")
-        pixels = np.asarray(image).astype(np.int64)
+        pixels = np.array(image, np.int64)
     if pixels.ndim == 2:
         return pixels
     red, green, blue = np.moveaxis(pixels, 2, 0)

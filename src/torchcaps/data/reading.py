@@ -10,7 +10,6 @@ import gzip
 import io
 import lzma
 import math
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -114,7 +113,7 @@ def open_file(path: StrPath, problem: str = "cannot be read") -> Iterator[Any]:
     with read_errors(path, problem):
         check_regular(path)
         with path.open("rb") as file:
-            check_memory(path, os.fstat(file.fileno()).st_size)
+            check_memory(path, path.stat().st_size)
             for magic, unpack in DECOMPRESSORS.items():
                 if file.peek(8).startswith(magic):
                     yield Unpacked(path, unpack(file))

@@ -62,15 +62,15 @@ def explore(
     runs = [Path(path) for path in (run or weights_file(), other) if path is not None]
     names = unique_suffixes([path.parent if path.name == MODEL_FILE else path for path in runs])
     names = [name.removesuffix(".safetensors") for name in names]
+    models: list[ServedModel] = []
+    source = "local"
     try:
         contents = [
             carry(load_model(path, "cpu"), images_of(path, root), name, facts_of(path))
             for path, name in zip(runs, names, strict=True)
         ]
-        models: list[ServedModel] = []
-        source = "local"
     except ExportError:
-        models, contents = [], []
+        contents = []
         source = "server"
         for path, name in zip(runs, names, strict=True):
             served, content = describe_run(path, name, root)

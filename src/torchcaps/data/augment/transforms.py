@@ -227,8 +227,8 @@ class Transforms:
             # What moves together is one tensor, so that it meets the same random numbers.
             pixels = stack[0] if len(stack) == 1 else torch.cat(stack, dim=1)
             changed = self._apply(augmentation, pixels, settings, generator)
-            parts = changed.split([part.shape[1] for part in stack], dim=1)
-            planes |= dict(zip(names, parts, strict=True))
+            sizes = [part.shape[1] for part in stack]
+            planes |= dict(zip(names, changed.split(sizes, dim=1), strict=True))
         self.is_checked = True
         if "mask" in planes:
             background = 1 - planes["mask"].sum(dim=1, keepdim=True)

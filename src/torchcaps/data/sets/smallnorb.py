@@ -150,7 +150,7 @@ def read_norb(
             f"codes [n, {len(FACTORS)}], got {photographs.dtype} {shapes}"
         )
 
-    columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
+    columns = torch.from_numpy(np.column_stack([categories, codes])).long().unbind(dim=1)
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
     if halve and pixels.shape[2:] == (96, 96):
