@@ -439,12 +439,12 @@ def check_targets(images: Dataset) -> None:
         if target == "label":
             check_labels(name, rows, images.classes)
         elif target == "labels":
-            empty = (rows.any(dim=1) == 0).nonzero().flatten().tolist()
-            if empty:
+            empty = (rows.any(dim=1) == 0).nonzero()
+            if len(empty):
                 raise DataError(
                     f"{name}: expected one or more classes for each image, got none for "
-                    f"{len(empty):,} of them, the first is image {empty[0]}; give these a class of "
-                    "their own, or leave them out"
+                    f"{len(empty):,} of them, the first is image {int(empty[0])}; give these a "
+                    "class of their own, or leave them out"
                 )
             if not ((rows == 0) | (rows == 1)).all():
                 raise DataError(f"{name}: expected labels of 0 and 1, got others")
@@ -466,10 +466,9 @@ def check_labels(
     count = len(classes)
     outside = ((labels < 0) | (labels >= count)).nonzero()
     if len(outside):
-        image = int(outside[0])
         raise DataError(
-            f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
-            f"classes (0 to {count - 1})"
+            f"{source}: label {int(labels[outside[0]])} of image {int(outside[0])} lies outside the "
+            f"{count} classes (0 to {count - 1})"
         )
 
 

@@ -311,7 +311,7 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
         DataError: it is more than `max_bytes`, or far more than the files have.
     """
     limit = request.max_bytes or FLOOR
-    if num_bytes > limit and request.max_bytes is None:
+    if num_bytes > limit and not request.max_bytes:
         sizes = (
             os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
             for file in files

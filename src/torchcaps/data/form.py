@@ -231,7 +231,8 @@ def _place(ink: Gray) -> tuple[int, Float[np.ndarray, " axes"]]:
 def _resized(image: Gray, size: float | HeightWidth) -> Gray:
     """An image at another size, or at a share of its own, by antialiased interpolation."""
     if not isinstance(size, tuple):
-        size = (max(1, round(image.shape[0] * size)), max(1, round(image.shape[1] * size)))
+        height, width = (max(1, round(side * size)) for side in image.shape)
+        size = (height, width)
     pixels = torch.from_numpy(np.ascontiguousarray(image, np.float32))[None, None]
     return torch.nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True)[
         0, 0

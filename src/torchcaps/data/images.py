@@ -183,7 +183,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             if isinstance(source, Image.Image):
                 yield source
                 return
-            if not isinstance(source, bytes):
+            if isinstance(source, StrPath):
                 check_regular(Path(source))
             file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=list(FORMATS)) as image:

@@ -266,8 +266,8 @@ class Transforms:
             "transform",
             lambda images, _, generator: function(images, generator),
             object,
-            moves=(),
-            order=math.inf,
+            (),
+            math.inf,
         )
         self.steps.append((augmentation, None))
 
