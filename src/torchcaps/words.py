@@ -57,8 +57,9 @@ def duration(seconds: float) -> str:
 
 def join_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
     """`a, b, c`; of more names than the limit, `and 3 more` in place of the rest."""
-    rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest
+    if len(names) > limit:
+        return f"{', '.join(names[:limit])} and {len(names) - limit:,} more"
+    return ", ".join(names)
 
 
 def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:

@@ -63,7 +63,7 @@ class DatasetInfo:
 
 def set_facts(name: str) -> Json:
     """The facts about a set in `sets/published.toml`, as fields of `DatasetInfo`."""
-    text = Path(__file__).with_name("sets").joinpath("published.toml").read_text("utf-8")
+    text = (Path(__file__).parent / "sets" / "published.toml").read_text("utf-8")
     facts: Json = {"name": name}
     for key, fact in tomllib.loads(text)[name].items():
         if isinstance(fact, dict):

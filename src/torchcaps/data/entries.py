@@ -201,8 +201,9 @@ def read_entries(
     except DamagedImageError:  # all are named at once, those of other splits too
         damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
         raise
-    split_targets = {target: column[indices] for target, column in columns.items()}
-    split_groups = None if groups is None else groups[indices]
+    columns = {target: column[indices] for target, column in columns.items()}
+    if groups is not None:
+        groups = groups[indices]
     form: Any = partial(Dataset, files=split_files)
     if stays:
         notes.append(
@@ -210,7 +211,7 @@ def read_entries(
             f"memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
         )
         form = partial(DiskDataset, workers=request.workers)
-    return form(inputs, split_targets, classes, name, split_groups, tuple(notes))
+    return form(inputs, columns, classes, name, groups, tuple(notes))
 
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> Names:

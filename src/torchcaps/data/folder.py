@@ -68,7 +68,7 @@ class Scan:
         if path.is_dir():
             self._add_folder(path, (), set())
         else:
-            for member in archive_members(self.path):
+            for member in archive_members(path):
                 name = SEPARATOR.join(member.parts)
                 key, ending = _split_name(name)
                 suffix = Path(name).suffix.lower()

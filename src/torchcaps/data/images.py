@@ -109,8 +109,7 @@ def upright_size(path: Path) -> HeightWidth:
     """
     with opened(path) as image:
         width, height = image.size
-        is_turned = image.getexif().get(ORIENTATION, 1) > 4
-    return (width, height) if is_turned else (height, width)
+        return (width, height) if image.getexif().get(ORIENTATION, 1) > 4 else (height, width)
 
 
 def is_image_file(path: StrPath) -> bool:

@@ -80,7 +80,8 @@ class PointPreprocess(Preprocess, kind="points"):
             source = str(image)
             with open_arrays(Path(source)) as arrays:
                 sets = arrays.get("points", np.zeros(0))
-            sets = sets[None] if sets.ndim == 2 else sets
+            if sets.ndim == 2:
+                sets = sets[None]
         else:
             raise DataError(
                 f"points: expected a file, an array or a tensor, got {type(image).__name__}"

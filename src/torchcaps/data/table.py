@@ -57,8 +57,8 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
     options = request.options
     if options.value_column and options.label_column:
         raise ArgumentError("value_column", "expected no label_column beside it, got both")
-    names = (options.value_column or options.label_column or "label").split(",")
-    columns = tuple(map(str.strip, names))
+    names = options.value_column or options.label_column or "label"
+    columns = tuple(map(str.strip, names.split(",")))
     entries = []
     values = []
     missing = {}

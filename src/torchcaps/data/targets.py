@@ -255,7 +255,7 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> Names:
     Raises:
         ArgumentError: other labels, or names that are not as many as the model's classes.
     """
-    are_numbers = labels.size > 0 and _is_whole(labels) and labels.min() >= 0
+    are_numbers = labels.size and _is_whole(labels) and labels.min() >= 0
     if not (are_numbers or labels.dtype.kind == "U"):
         raise ArgumentError(
             "labels", f"expected whole numbers from 0, or names, got {labels[:3].tolist()}"
@@ -289,7 +289,7 @@ def known_indices(labels: np.ndarray, classes: Names) -> Int64[Tensor, " n"]:
     except KeyError as error:
         is_inside = labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < len(classes)
         if is_inside and not any(map(str.isdecimal, classes)):
-            return torch.as_tensor(labels.astype(np.int64))
+            return torch.as_tensor(labels)
         raise ArgumentError(
             "labels", f"expected one of {', '.join(classes)}, got {error.args[0]}"
         ) from None

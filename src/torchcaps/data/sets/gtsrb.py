@@ -97,10 +97,10 @@ def _read_table(path: Path, split: str | None) -> list[Entry]:
     with csv_rows(path, ";", "cannot be read as a table") as rows:
         for row in rows:
             # Some copies have the test images in a folder beside their table.
-            name = row["Filename"] or ""
+            name = row["Filename"]
             places = (path.parent / name, path.parent / "Images" / name)
             file = next(filter(Path.is_file, places), None)
-            label = row["ClassId"] or ""
+            label = row["ClassId"]
             if file is None or not label.isdecimal() or int(label) >= len(INFO.classes):
                 raise DataError(
                     f"{path} line {rows.line_num}: expected a file that is there and a ClassId "

@@ -138,9 +138,8 @@ def write_matrices(images: Dataset, stem: Path) -> None:
     Raises:
         DataError: where a file cannot be written.
     """
-    codes = torch.column_stack([images.targets[name] for name in FACTORS])
-    matrices = (images.images, images.labels.int(), codes.int())
-    for kind, matrix in zip(KINDS, matrices, strict=True):
+    codes = torch.column_stack([images.targets[name] for name in FACTORS]).int()
+    for kind, matrix in zip(KINDS, (images.images, images.labels.int(), codes), strict=True):
         path = stem.with_name(f"{stem.name}-{kind}.mat")
         part = path.with_name(f"{path.name}.part")
         with writing(part):

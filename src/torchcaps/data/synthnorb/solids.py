@@ -144,9 +144,8 @@ class Body:
         # A ray parallel to a face divides by zero; one a hair off does not.
         along = self.inverse @ direction
         along = torch.where(along.abs() < TINY, TINY, along)
-        rows = self.inverse.movedim(1, 0)
         frame_origin = -(self.inverse @ self.center.unsqueeze(-1)).movedim(1, 0)
-        start = torch.baddbmm(frame_origin, rows, origins.T.expand(3, -1, -1))
+        start = torch.baddbmm(frame_origin, self.inverse.movedim(1, 0), origins.T.expand(3, -1, -1))
 
         counts = self.kinds.bincount(minlength=len(KINDS)).tolist()
         rays = zip(
