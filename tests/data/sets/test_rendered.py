@@ -43,7 +43,7 @@ def test_shapes_are_fetched_as_they_are_rendered(tmp_path, monkeypatch, restore)
         images = load_dataset("shapes", split, cache_dir=tmp_path)
         assert torch.equal(images.images, expected.images)
         assert torch.equal(images.targets["mask"], expected.targets["mask"])
-        assert (images.classes, images.name) == (info.classes, "shapes")
+        assert (images.classes, images.name) == (smaller.classes, "shapes")
 
 
 def test_planes_of_a_seed_are_as_recorded():
