@@ -16,7 +16,6 @@ from typing import NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
@@ -69,7 +68,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag of any rank is set, on all ranks."""
-        return flag if self.world_size == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
+        return bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks in rank order, on all ranks.
@@ -88,8 +87,8 @@ class Ranks:
         """
         if self.world_size == 1:
             return tensor
-        rows = tensor.detach().cpu().clone()  # a view would be pickled with its whole storage
-        return torch.cat(self.gather(rows)).to(tensor.device)
+        # A view would be pickled with its whole storage.
+        return torch.cat(self.gather(tensor.detach().cpu().clone())).to(tensor.device)
 
     def broadcast(self, value: T) -> T:
         """The value of rank 0, on all ranks; its tensors come out on the CPU.
@@ -99,7 +98,7 @@ class Ranks:
         if self.world_size == 1:
             return value
         values = [tree_map_only(Tensor, Tensor.cpu, value)]
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values)
         return values[0]
 
     def claim_report(self) -> bool:
@@ -149,10 +148,8 @@ def init(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
             timeout=PATIENCE,
             wait_for_workers=False,
         )
-    backend = _choose_backend(device, int(environ.get("LOCAL_RANK") or 0))
-    with lost_rank_errors():
         dist.init_process_group(
-            backend,
+            _choose_backend(device, int(environ.get("LOCAL_RANK") or 0)),
             store=_store,
             rank=rank,
             world_size=world_size,
@@ -173,10 +170,9 @@ def _choose_backend(device: str, local_rank: int) -> str:
         )
     if device != "cuda" and not (device == "auto" and torch.cuda.is_available()):
         return "gloo"
-    gpus = torch.cuda.device_count()
-    if local_rank >= gpus:
+    if local_rank >= torch.cuda.device_count():
         raise TrainingError(
-            f"device: expected a GPU for each process of this machine, found {gpus}"
+            f"device: expected a GPU for each process of this machine, found {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
@@ -213,7 +209,7 @@ def lost_rank_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises no class of its own, but names its file
-        is_lost = isinstance(error, dist.DistError) if dist.is_available() else False
+        is_lost = dist.is_available() and isinstance(error, dist.DistError)
         if not (is_lost or re.search(r"gloo[/\\]", str(error))):
             raise
         cause = re.sub(r"^\[\S*\] ", "", str(error)).partition(". ")[0]
@@ -235,9 +231,10 @@ def data_parallel(task: nn.Module) -> nn.Module:
     Where shards differ, multiply the mean loss of a rank by `world_size * rows of the rank / rows
     of all`: the gradients are then those of the mean over all rows.
     """
-    devices = [torch.cuda.current_device()] if _on_gpu(task) else None
     wrapper = nn.parallel.DistributedDataParallel(
-        task, device_ids=devices, find_unused_parameters=True
+        task,
+        device_ids=[torch.cuda.current_device()] if _on_gpu(task) else None,
+        find_unused_parameters=True,
     )
     # All ranks have the same buffers; as an argument it is deprecated in torch 2.13.
     wrapper.broadcast_buffers = False
@@ -304,7 +301,7 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     """The sum over all ranks with its gradient, without padding (`exclude_padding_rows`)."""
     if current().world_size == 1:
         return values
-    return _differentiable_sum(values * (0 if _is_padding else 1))
+    return _differentiable_sum(values * (not _is_padding))
 
 
 def all_gather_rows(rows: Tensor) -> tuple[Tensor, int]:
@@ -322,7 +319,7 @@ def all_gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     counts = ranks.gather(0 if _is_padding else len(rows))
     num_rows = counts[ranks.rank]
     start = sum(counts[: ranks.rank])
-    padded = F.pad(rows[:num_rows], (0, 0, start, sum(counts) - start - num_rows))
+    padded = nn.functional.pad(rows[:num_rows], (0, 0, start, sum(counts) - start - num_rows))
     return _differentiable_sum(padded), 0 if _is_padding else start
 
 

@@ -6,7 +6,6 @@ import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
-from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, get_args
 
@@ -91,10 +90,9 @@ class UnknownNameError(ArgumentError):
         names = sorted(known)
         more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         hint = f"known: {', '.join(names[:MOST_NAMES]) or 'none'}{more}"
-        words = {
-            option.lstrip("-"): option for option in names
-        }  # of flags, whose hyphens say nothing
-        matches = get_close_matches(name.lstrip("-"), words, n=3, cutoff=0.5)
+        # The hyphens of flags say nothing.
+        words = {option.lstrip("-"): option for option in names}
+        matches = get_close_matches(name.lstrip("-"), words, cutoff=0.5)
         similar = [words[match] for match in matches]
         if not similar and name:  # the first word of a longer name
             similar = [each for each in names if each.startswith(name)][:3]
@@ -142,7 +140,7 @@ def check_shape(
     named = axes[1:] if is_starred else axes
     fits = len(shape) > len(named) if is_starred else len(shape) == len(named)
     last = shape[len(shape) - len(named) :]
-    if not fits or not all(map(eq, last, map(sizes.get, named, last))):
+    if not fits or last != tuple(map(sizes.get, named, last)):
         expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
         raise ArgumentError(argument, f"expected [{expected}], got {named_shape(axes, shape)}")
 
@@ -213,7 +211,7 @@ def read_text(path: Path) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     check_regular(path)
-    return path.read_text(encoding="utf-8")
+    return path.read_text("utf-8")
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
@@ -226,8 +224,7 @@ def one_line(text: str, longest: int = LONGEST) -> str:
         text: the message.
         longest: number of characters, more than 500.
     """
-    words = " ".join(_shorten(text, longest).split())
-    return _shorten(printable(words), longest)
+    return _shorten(printable(" ".join(_shorten(text, longest).split())), longest)
 
 
 def counted(number: int, noun: str) -> str:
@@ -237,12 +234,10 @@ def counted(number: int, noun: str) -> str:
 
 def printable(text: str) -> str:
     """Text for a terminal: control characters, such as those of colors, are escaped, but "\\n"."""
-    return text if text.isprintable() else "".join(map(_escape, text))
-
-
-def _escape(character: str) -> str:
-    is_safe = character.isprintable() or character == "\n"
-    return character if is_safe else ascii(character)[1:-1]
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def _shorten(text: str, longest: int) -> str:

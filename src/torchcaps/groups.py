@@ -74,8 +74,7 @@ class SettingsGroup:
             if isinstance(checked, int | float) and not isinstance(checked, bool):
                 check_range(name, checked, metadata["low"], metadata["high"])
                 if metadata["valid"] and not metadata["valid"][0](checked):
-                    expected = metadata["valid"][1]
-                    raise ArgumentError(name, f"expected {expected}, got {checked}")
+                    raise ArgumentError(name, f"expected {metadata['valid'][1]}, got {checked}")
 
 
 field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)

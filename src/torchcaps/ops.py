@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchcaps import (
     functional,
@@ -15,8 +14,8 @@ from torchcaps import (
 )
 from torchcaps.errors import (
     ArgumentError,
-    UnknownNameError,
     check_floating,
+    check_known,
     check_range,
     check_shape,
 )
@@ -117,7 +116,7 @@ def em_routing(
         inverse_temperatures = inverse_temperatures[-1:]
 
     run = fastest("em_routing", votes, impl)
-    if run is not None:
+    if run:
         return run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=inverse_temperatures)
     return functional.em_routing(
         votes,
@@ -162,12 +161,11 @@ def conv2d(
     check_range("height of x", x.shape[2], low=rows)
     check_range("width of x", x.shape[3], low=columns)
     strides = (stride, stride) if isinstance(stride, int) else stride
-    for step in strides:
-        check_range("stride", step, low=1)
+    check_range("stride", min(strides), low=1)
 
     path, _ = _choose("conv2d", (x, weight), impl)
     if path is None:
-        return F.conv2d(x, weight, bias, strides)
+        return torch.nn.functional.conv2d(x, weight, bias, strides)
     return path.run(x, weight, bias, strides)
 
 
@@ -187,12 +185,10 @@ def in_blocks(
     Returns:
         What `route` returns for the whole batch.
     """
-    has_blocks = not (
-        torch.compiler.is_exporting() or is_transforming() or not_recomputable(votes) is not None
-    )
-    if has_blocks and len(votes.children.pose) > 0:
-        return by_samples(route, votes, *others)
-    return route(votes, *others)
+    is_whole = torch.compiler.is_exporting() or is_transforming() or not_recomputable(votes)
+    if is_whole or len(votes.children.pose) == 0:
+        return route(votes, *others)
+    return by_samples(route, votes, *others)
 
 
 def fastest(op: str, votes: Votes, impl: Impl = "auto") -> Callable[..., Routed] | None:
@@ -218,7 +214,7 @@ def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str,
     if op != "conv2d":
         operands = (as_votes(operands[0]),)
     path, reason = _choose(op, operands, impl)
-    return ("reference" if path is None else path.impl), reason
+    return (path.impl if path else "reference"), reason
 
 
 def explain(op: str, *operands: Votes | Tensor, impl: str = "auto") -> str:
@@ -229,8 +225,7 @@ def explain(op: str, *operands: Votes | Tensor, impl: str = "auto") -> str:
 
 def implementations(op: str) -> list[str]:
     """Names of the implementations of an operator, "auto" and "reference" first."""
-    names = [path.impl for path in registry.PATHS[op]]
-    return ["auto", "reference", *names]
+    return ["auto", "reference", *(path.impl for path in registry.PATHS[op])]
 
 
 def _checked_votes(
@@ -242,8 +237,7 @@ def _checked_votes(
     """Votes for one call, with operands that fit each other; a tensor becomes `DenseVotes`."""
     lazy_votes = as_votes(votes, activation, None if bias is None else full_precision(bias))
     if isinstance(votes, Tensor):
-        context = replace(lazy_votes.context, needs_coupling=want_coupling)
-        return lazy_votes.bind(context)
+        return lazy_votes.bind(replace(lazy_votes.context, needs_coupling=want_coupling))
     if isinstance(lazy_votes, ProductVotes):
         _check_products(lazy_votes)
     return lazy_votes
@@ -265,11 +259,10 @@ def _check_products(votes: ProductVotes) -> None:
             "weight", f"expected matrices for {votes.count} children, got {num_matrices}"
         )
     inner = votes.weight.shape[2]
-    in_dim = pose.shape[-1]
-    if in_dim % inner:
+    if pose.shape[-1] % inner:
         raise ArgumentError(
             "pose",
-            f"expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}",
+            f"expected in_dim to be a multiple of {inner}, as in weight, got {pose.shape[-1]}",
         )
     if pose.shape[:-1] != activation.shape:
         raise ArgumentError(
@@ -280,8 +273,7 @@ def _check_products(votes: ProductVotes) -> None:
 
 def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.FastPath | None, str]:
     """The fast path that would run on these operands, None for the reference, and the reason."""
-    if impl not in IMPLS:
-        raise UnknownNameError("impl", impl, IMPLS)
+    check_known("impl", impl, IMPLS)
     if impl == "reference":
         return None, "asked for by name"
     if impl == "auto" and torch.compiler.is_exporting():
@@ -306,6 +298,5 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         reasons.append(f"{path.impl}: {obstacle}")
     if impl == "auto":
         return None, "; ".join(reasons)
-    names = ", ".join(["reference", *(path.impl for path in registry.PATHS[op])])
-    explanation = reasons[0] if reasons else f"it has {names}"
+    explanation = reasons[0] if reasons else f"it has {', '.join(implementations(op)[1:])}"
     raise ArgumentError("impl", f"{impl!r} cannot run {op} here ({explanation})")

@@ -17,6 +17,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
+from types import ModuleType
 from typing import Any
 
 from torchcaps.errors import TorchcapsError, one_line
@@ -65,42 +66,50 @@ def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
                         plugin()
             except (Exception, SystemExit) as error:
                 owner = f"the package {point.dist.name}" if point.dist else "an unknown package"
-                failure = f"cannot be loaded ({_describe(error)})"
-                _failures.append(one_line(f"the plug-in {point.name!r} of {owner} {failure}"))
+                _failures.append(
+                    one_line(
+                        f"the plug-in {point.name!r} of {owner} cannot be loaded ({_describe(error)})"
+                    )
+                )
     say = tell or partial(warnings.warn, stacklevel=3)
     for sentence in _failures:
         say(sentence)
 
 
-def import_module(name: str) -> None:
+def import_module(name: str) -> ModuleType:
     """Import a module, and remember its name for the runs of this process.
 
     Args:
         name: a dotted name, also of a module in the current folder; or the path of a `.py` file.
+
+    Returns:
+        The module.
 
     Raises:
         ModuleNotFoundError: there is no such module.
         PluginError: its import fails, or another module has the file's name.
     """
     file = Path(name) if name.endswith(".py") else None
-    if file is not None and not file.is_file():
+    if file and not file.is_file():
         raise ModuleNotFoundError(f"{name}: no such file")
-    folder = str(Path.cwd() if file is None else file.resolve().parent)
+    folder = str(file.resolve().parent if file else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # last: what is installed is not hidden by a file of the same name
     importlib.invalidate_caches()
-    module = name if file is None else _module_of(file)
+    module = _module_of(file) if file else name
     try:
         with _all_or_nothing():
-            importlib.import_module(module)
+            loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{module}.".startswith(f"{missing}."):
-            place = f"installed or in {folder}"
-            raise ModuleNotFoundError(f"{name}: there is no such module, {place}") from error
+        # The module itself, or a package that it is in, and not what it imports.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ModuleNotFoundError(
+                f"{name}: there is no such module, installed or in {folder}"
+            ) from error
         raise PluginError(f"{name}: cannot be imported ({_describe(error)})") from error
     if name not in _imported:
         _imported.append(name)
+    return loaded
 
 
 def load_object(module: str, name: str) -> Any:
@@ -115,8 +124,7 @@ def load_object(module: str, name: str) -> Any:
         ModuleNotFoundError: there is no such module.
         PluginError: its import fails.
     """
-    import_module(module)
-    loaded = sys.modules[_module_of(Path(module)) if module.endswith(".py") else module]
+    loaded = import_module(module)
     if not hasattr(loaded, name):
         raise ValueError(f"{name}: expected a name in {module}, got none of it")
     return getattr(loaded, name)
@@ -150,9 +158,10 @@ def _module_of(file: Path) -> str:
         spec = None if "." in file.stem else find_spec(file.stem)
     except ValueError:  # such as __main__
         spec = None
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file.resolve():
-        other = f"{file.stem!r} is the name of another module, or of none"
-        raise PluginError(f"{file}: {other}; rename the file")
+    if spec is None or Path(spec.origin or "").resolve() != file.resolve():
+        raise PluginError(
+            f"{file}: {file.stem!r} is the name of another module, or of none; rename the file"
+        )
     return file.stem
 
 

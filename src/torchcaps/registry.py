@@ -63,8 +63,10 @@ class Registry(Mapping[str, T]):
         for fact in facts:
             check_known(f"argument of a {self.kind}", fact, self.facts)
         if name in self._entries and not replace:
-            taken = f"{name!r} is registered already"
-            raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
+            raise ArgumentError(
+                self.kind,
+                f"{name!r} is registered already; expected another name, or replace=True",
+            )
         self._entries[name] = (entry, self.facts | facts)
 
     def register(self, name: str | None = None, **options: Any) -> Callable[[E], E]:
@@ -90,7 +92,7 @@ class Registry(Mapping[str, T]):
         Raises:
             UnknownNameError: there is no such name.
         """
-        if name not in self._entries and name not in self:
+        if name not in self:
             raise self.unknown(name)
         return self._entries[name][0]
 
@@ -109,8 +111,9 @@ class Registry(Mapping[str, T]):
 
     def unknown(self, name: str) -> UnknownNameError:
         """The error for a name that is not registered; its note is about plug-ins."""
-        note = plugins.unknown_note(name, self._entries)
-        return UnknownNameError(self.kind, name, self._entries, note)
+        return UnknownNameError(
+            self.kind, name, self._entries, plugins.unknown_note(name, self._entries)
+        )
 
     def _load(self) -> None:
         if self.home:
@@ -127,9 +130,8 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries and self.home and str(name).isidentifier():
-            home = importlib.import_module(self.home)
             file = f"{self.home}.{name}"
-            if hasattr(home, "__path__") and find_spec(file):
+            if hasattr(importlib.import_module(self.home), "__path__") and find_spec(file):
                 importlib.import_module(file)
         if name not in self._entries:
             self._load()
@@ -185,7 +187,7 @@ def import_submodules(package: str) -> None:
     """
     path = getattr(importlib.import_module(package), "__path__", ())
     for module in pkgutil.iter_modules(path, f"{package}."):
-        if not module.name.removeprefix(package).startswith("._"):
+        if not module.name.startswith(f"{package}._"):
             importlib.import_module(module.name)
             if module.ispkg:
                 import_submodules(module.name)
@@ -203,7 +205,7 @@ def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], obje
         The public names, and a function that gives one of them, or a module of the package;
         AttributeError where there is no such name.
     """
-    text = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
+    text = Path(file).with_suffix(".pyi").read_text("utf-8")
     modules = {}
     # Not by `ast`, which threads of CPython 3.11 cannot always use at once.
     for module, names in re.findall(r"^from (\S+) import (\([^)]*\)|.*)$", text, re.MULTILINE):

@@ -134,7 +134,7 @@ class DataSettings(SettingsGroup):
     @property
     def options(self) -> Json:
         """How image files are read, as `load_dataset` takes it."""
-        return {option.name: getattr(self, option.name) for option in fields(ReadOptions)}
+        return {name: getattr(self, name) for name in vars(ReadOptions())}
 
 
 @dataclass(frozen=True)
@@ -355,10 +355,10 @@ class TrainConfig:
 
     def flat(self) -> Json:
         """Every setting by its name without a group."""
-        settings = {}
-        for name, info in known_settings().items():
-            settings[name] = getattr(getattr(self, info.group), info.key)
-        return settings
+        return {
+            name: getattr(getattr(self, info.group), info.key)
+            for name, info in known_settings().items()
+        }
 
     def updated(self, origin: str = "given", /, **changes: Any) -> "TrainConfig":
         """A copy with changes.
@@ -379,10 +379,11 @@ class TrainConfig:
         """
         updates = {name: x for name, x in flattened(changes).items() if x is not None}
         choices = self.flat()
-        resets = {}
-        for name, info in known_settings().items():
-            if info.of in updates and updates[info.of] != choices[info.of]:
-                resets[name] = info.default
+        resets = {
+            name: info.default
+            for name, info in known_settings().items()
+            if info.of in updates and updates[info.of] != choices[info.of]
+        }
         return self.replaced(resets, "default").replaced(updates, origin)
 
     def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> "TrainConfig":
@@ -396,10 +397,11 @@ class TrainConfig:
             The copy.
         """
         choices = self.flat()
-        changes = {}
-        for name, default in defaults.items():
-            if choices[name] in OPEN and choices[name] == known_settings()[name].default:
-                changes[name] = default
+        changes = {
+            name: default
+            for name, default in defaults.items()
+            if choices[name] in OPEN and choices[name] == known_settings()[name].default
+        }
         return self.replaced(changes, origin)
 
     def replaced(self, changes: Mapping[str, Any], origin: str) -> "TrainConfig":
@@ -416,11 +418,11 @@ class TrainConfig:
             return self
         infos = known_settings()
         updated: Json = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
-        by_group: dict[str, Json] = {}
-        for name, value in changes.items():
-            by_group.setdefault(infos[name].group, {})[infos[name].key] = value
-        for group, values in by_group.items():
-            updated[group] = groups()[group](**vars(getattr(self, group)) | values)
+        for group, settings_class in groups().items():
+            values = {
+                infos[name].key: changes[name] for name in changes if infos[name].group == group
+            }
+            updated[group] = settings_class(**vars(getattr(self, group)) | values)
         return replace(self, **updated)
 
 
@@ -459,12 +461,15 @@ def _tables(
     augmentations: tuple[Augmentation, ...],
 ) -> tuple[Json, dict[str, SettingInfo]]:
     """The groups and all settings; those of these augmentations are fields of one group."""
-    columns = []
-    for augmentation in augmentations:
-        types = field_types(augmentation.settings)
-        for f in fields(augmentation.settings):
-            column = field(default=f.default, metadata=f.metadata)
-            columns.append((f.name, types[f.name], column))
+    columns = [
+        (
+            f.name,
+            field_types(augmentation.settings)[f.name],
+            field(default=f.default, metadata=f.metadata),
+        )
+        for augmentation in augmentations
+        for f in fields(augmentation.settings)
+    ]
     augmentation_settings: Any = make_dataclass(
         "AugmentationSettings",
         columns,

@@ -43,7 +43,7 @@ def render(package: str, template: str, **values: Any) -> str:
     )
     html = environment.get_template(template).render(values)
     html = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", html)
-    return html.encode("utf-8", errors="replace").decode("utf-8")
+    return html.encode(errors="replace").decode()
 
 
 class Picture(NamedTuple):
@@ -123,5 +123,9 @@ def _darken(figure: "Figure", image: Image.Image) -> Image.Image:
 
 def _pictures_in(figure: "Figure") -> list[Any]:
     """Images in colors, and not those whose colors stand for numbers."""
-    images = [image for axes in figure.axes for image in axes.images]
-    return [image for image in images if np.asarray(image.get_array()).ndim == 3]
+    return [
+        image
+        for axes in figure.axes
+        for image in axes.images
+        if np.asarray(image.get_array()).ndim == 3
+    ]

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -86,7 +85,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     Afterwards every submodule has its own training flag back.
     """
     modules = list(model.modules())
-    flags = list(map(attrgetter("training"), modules))
+    flags = [module.training for module in modules]
     model.eval()
     try:
         yield

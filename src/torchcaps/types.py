@@ -125,7 +125,7 @@ class ModelMetadata:
             `evaluation.HeldOutCalibration`; None where nothing is known.
     """
 
-    classes: tuple[str, ...] = ()
+    classes: Names = ()
     preprocess: Any = None
     task: str = "auto"
     spec: ModelSpec | None = None
@@ -169,7 +169,7 @@ def set_model_metadata(
     model = unwrap(model)
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):
-        is_ours = previous is not None and getattr(model, name, None) is getattr(previous, name)
+        is_ours = previous and getattr(model, name, None) is getattr(previous, name)
         if is_ours or not hasattr(model, name):
             setattr(model, name, getattr(metadata, name))
     model._torchcaps = metadata  # type: ignore[assignment]
@@ -178,8 +178,9 @@ def set_model_metadata(
 def check_module(model: Any) -> None:
     """Raise ArgumentError unless this is a module, and not, say, the name of one."""
     if not isinstance(model, nn.Module):
-        advice = "such as create_model(NAME) gives one"
-        raise ArgumentError("model", f"expected a torch.nn.Module, {advice}, got {model!r}")
+        raise ArgumentError(
+            "model", f"expected a torch.nn.Module, as create_model(NAME) gives one, got {model!r}"
+        )
 
 
 def declares(model: nn.Module) -> bool:

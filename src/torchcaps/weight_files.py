@@ -53,8 +53,7 @@ def read_state(path: str) -> Arrays:
     content = torch.load(path, map_location="cpu", weights_only=True)
     state = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(state, dict) or not all(isinstance(x, Tensor) for x in state.values()):
-        kind = one_line(repr(type(state).__name__))
-        raise UnreadableFileError(f"expected tensors by name, got {kind}")
+        raise UnreadableFileError(f"expected tensors by name, got {type(state).__name__!r}")
     for name, x in state.items():
         if x.layout != torch.strided or x.is_nested or x.is_quantized or x.device.type != "cpu":
             raise UnreadableFileError(

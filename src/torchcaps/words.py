@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,9 @@ def duration(seconds: float) -> str:
 
 def join_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
     """`a, b, c`; of more names than the limit, `and 3 more` in place of the rest."""
-    rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest
+    if len(names) > limit:
+        return f"{', '.join(names[:limit])} and {len(names) - limit:,} more"
+    return ", ".join(names)
 
 
 def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:
@@ -86,9 +86,10 @@ class UniqueNames:
         """The name, or `NAME-2`, `NAME-3`, ... where it is taken."""
         name = os.fsencode(name)[:MAX_NAME_BYTES].decode(errors="ignore")
         candidate = name
-        numbers = count(2)
+        number = 2
         while candidate.lower() in self.taken:
-            candidate = f"{name}-{next(numbers)}"
+            candidate = f"{name}-{number}"
+            number += 1
         self.taken.add(candidate.lower())
         return candidate
 

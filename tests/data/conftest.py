@@ -52,7 +52,7 @@ def register(restore):
             sha256=sha256,
             sources=sources,
         )
-        _registry.DATASETS.add("toy", (info, read_toy), replace=True)
+        _registry.register_dataset(info, replace=True)(read_toy)
 
     return add
 

@@ -38,8 +38,8 @@ def test_it_describes_itself():
     images = make_set()
     assert (len(images), images.img_size, images.in_chans, images.num_classes) == (4, (2, 3), 1, 3)
     assert repr(images) == "Dataset('toy': 4 images 1 × 2 × 3 uint8, 3 classes: a, b, c)"
-    long = make_set(classes=tuple("abcdefghij"))
-    assert "10 classes: a, b, c, d, …, j)" in repr(long)
+    long = make_set(classes=tuple("abcdefghijkl"))
+    assert "12 classes: a, b, c, d, e, f, g, h, i, j and 2 more)" in repr(long)
 
 
 @pytest.mark.parametrize("indices", [[2, 0], torch.tensor([2, 0])])

@@ -135,9 +135,8 @@ def test_a_rendering_is_made_in_the_cache(tmp_path, register):
 
 def test_a_derived_set_is_fetched_and_verified_as_its_base(tmp_path, server, register):
     register(Mirror(server.url))
-    info, reader = _registry.DATASETS["toy"]
-    derived = replace(info, name="pairs-of-toys", made_from="toy")
-    _registry.DATASETS.add("pairs-of-toys", (derived, reader))
+    derived = replace(_registry.dataset_info("toy"), name="pairs-of-toys", made_from="toy")
+    _registry.register_dataset(derived)(_registry.dataset_reader("toy"))
     assert fetch_dataset("pairs-of-toys", tmp_path) == tmp_path / "toy"
     assert all(check.ok for check in verify("pairs-of-toys", cache_dir=tmp_path))
     (tmp_path / "toy" / "big").write_bytes(CONTENT["big"])  # as the stand-in's reader wants it

@@ -55,11 +55,12 @@ def test_the_root_goes_before_the_cache(tmp_path):
 
 def test_system_folders_come_last(tmp_path, restore):
     write_idx_set(tmp_path / "system", train=30, gz=True)
-    info, reader = _registry.DATASETS["fashion-mnist"]
+    info = _registry.dataset_info("fashion-mnist")
     assert info.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
     info = dataclasses.replace(info, system_folders=(tmp_path / "system",))
     restore(_registry.DATASETS)
-    _registry.DATASETS.add("fashion-mnist", (info, reader), replace=True)
+    reader = _registry.dataset_reader("fashion-mnist")
+    _registry.register_dataset(info, replace=True)(reader)
     images = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
     assert len(images) == 30
     assert images.classes[9] == "Ankle boot"

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace as with_changes
+from dataclasses import dataclass, replace as with_changes
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +20,8 @@ Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
 HOME = "torchcaps.data.sets"  # its files import all formats too
 Storage = Literal["auto", "memory", "disk"]
-FetchProgress = Callable[[str, int, int | None], None]
-"""(what, bytes or images so far, how many in all, or None where that is not known)"""
+FetchProgress = Callable[[str, int, int | None], None] | None
+"""(what, bytes or images so far, how many in all, or None where that is not known), or None"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class DatasetInfo:
 
 def set_facts(name: str) -> Json:
     """The facts about a set in `sets/published.toml`, as fields of `DatasetInfo`."""
-    text = Path(__file__).with_name("sets").joinpath("published.toml").read_text("utf-8")
+    text = (Path(__file__).parent / "sets" / "published.toml").read_text("utf-8")
     facts: Json = {"name": name}
     for key, fact in tomllib.loads(text)[name].items():
         if isinstance(fact, dict):
@@ -124,7 +124,7 @@ class ReadRequest:
     max_bytes: int | None = None
     storage: Storage = "memory"
     workers: int | None = None
-    options: ReadOptions = field(default_factory=ReadOptions)
+    options: ReadOptions = ReadOptions()
     classes: Names | None = None
 
 
@@ -133,7 +133,7 @@ DatasetReader = Callable[[Path, ReadRequest], Dataset | None]
 FormatReader = Callable[[Path, ReadRequest], Dataset]
 """(path, request) -> the set"""
 
-DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set", HOME)
+DATASETS: Registry[DatasetReader] = Registry("data set", HOME, info=None)
 
 
 class Format(NamedTuple):
@@ -171,11 +171,7 @@ def register_dataset(
         ValueError: the name is taken, and `replace` is not set.
     """
 
-    def register(reader: DatasetReader) -> DatasetReader:
-        DATASETS.add(info.name, (info, reader), replace=replace)
-        return reader
-
-    return register
+    return DATASETS.register(info.name, replace=replace, info=info)
 
 
 def register_derived(
@@ -262,15 +258,15 @@ def dataset_info(name: str) -> DatasetInfo:
     Raises:
         UnknownNameError: no data set has this name.
     """
-    return DATASETS[name][0]
+    return DATASETS.fact(name, "info")
 
 
 def base_info(name: str) -> DatasetInfo:
     """`dataset_info` of the set whose files are read for a named one: itself, or its base."""
     info = dataset_info(name)
-    return info if info.made_from is None else base_info(info.made_from)
+    return base_info(info.made_from) if info.made_from else info
 
 
 def dataset_reader(name: str) -> DatasetReader:
     """The reader of a named data set; UnknownNameError where there is none."""
-    return DATASETS[name][1]
+    return DATASETS[name]

@@ -16,14 +16,14 @@ from torchcaps.types import StrPath
 
 # Names of images and labels, of one split or of a file without splits.
 ARRAY_NAMES = (
-    ("x_{split}", "y_{split}"),
-    ("{split}_images", "{split}_labels"),
-    ("images", "labels"),
-    ("x", "y"),
-    ("{split}_images", "{split}_masks"),
-    ("images", "masks"),
-    ("{split}_images", "{split}_values"),
-    ("images", "values"),
+    "x_{split} y_{split}",
+    "{split}_images {split}_labels",
+    "images labels",
+    "x y",
+    "{split}_images {split}_masks",
+    "images masks",
+    "{split}_images {split}_values",
+    "images values",
 )
 
 
@@ -61,7 +61,7 @@ def read_arrays(path: StrPath, request: ReadRequest) -> Dataset:
             return points
         names = _array_names(arrays, request.split)
         training_names = _array_names(arrays, "train")
-        if names is None:
+        if not names:
             raise MissingSplitError(
                 f"{path}: expected the arrays images and labels, or x_{request.split} and "
                 f"y_{request.split}, got {', '.join(arrays) or 'none'}"
@@ -83,7 +83,7 @@ def read_arrays(path: StrPath, request: ReadRequest) -> Dataset:
             raise DataError(f"{path}: {error}") from None
         pixels = array_images(str(path), images, request.in_chans)
     dataset = Dataset(pixels, read.tensors, classes or read.classes, path.stem)
-    if names not in ARRAY_NAMES:  # of a split
+    if request.split in names[0]:  # the arrays are of a split
         return dataset
     return dataset.subset(in_split(str(path), first_labels(dataset.labels), request))
 
@@ -99,7 +99,7 @@ register_format(
 def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
     """Names of the images and labels of a split, or of all; None where they are not there."""
     for pair in ARRAY_NAMES:
-        images, labels = (name.format(split=split) for name in pair)
+        images, labels = pair.format(split=split).split()
         if images in arrays and labels in arrays:
             return images, labels
     return None

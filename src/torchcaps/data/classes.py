@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, DataError, check_range, check_shape
+from torchcaps.errors import ArgumentError, DataError, check_positive, check_range, check_shape
 from torchcaps.types import Names
 
 Labels = Int64[Tensor, " n"]  # class indices
@@ -38,7 +37,7 @@ def multi_hot(
         0 and 1, `[n, num_classes]`.
     """
     if labels.dim() == 2:
-        return F.pad(labels, (0, num_classes - labels.shape[1]))
+        return torch.nn.functional.pad(labels, (0, num_classes - labels.shape[1]))
     targets = torch.zeros(len(labels), num_classes, dtype=torch.uint8, device=labels.device)
     return targets.scatter_(1, labels.unsqueeze(1), 1)
 
@@ -144,23 +143,22 @@ def stratified_split(
     num_images = len(array)
     if groups is None:
         _, sizes = np.unique(array, return_counts=True)
-        quotas = _quotas(sizes, fraction_or_count)
-        is_test = np.zeros(num_images, dtype=bool)
-        is_test[_choose(array, quotas, seed)] = True
+        is_test = np.zeros(num_images, bool)
+        is_test[_choose(array, _quotas(sizes, fraction_or_count), seed)] = True
     else:  # each group counts once
-        members = np.stack([array, groups.cpu().numpy()], axis=1)
+        members = np.column_stack([array, groups.cpu().numpy()])
         pairs, group_of_image = np.unique(members, axis=0, return_inverse=True)
         fraction = fraction_or_count
         if isinstance(fraction_or_count, int):
             fraction = fraction_or_count / num_images
         _, test_groups = stratified_split(torch.from_numpy(pairs[:, 0]), fraction, seed)
-        is_test = np.isin(group_of_image.reshape(-1), test_groups.numpy())
+        is_test = np.isin(group_of_image.ravel(), test_groups.numpy())
     if is_test.all() or not is_test.any():
         raise DataError(
             f"holdout: {fraction_or_count} of {num_images} images leaves nothing on one side"
         )
-    train = torch.from_numpy(np.flatnonzero(~is_test))
-    return train, torch.from_numpy(np.flatnonzero(is_test))
+    kept, held_out = map(np.flatnonzero, (~is_test, is_test))
+    return torch.from_numpy(kept), torch.from_numpy(held_out)
 
 
 def first_labels(labels: Tensor) -> Labels:
@@ -188,7 +186,7 @@ def group_strata(labels: Tensor, groups: Tensor | None) -> Labels:
     group_array = groups.cpu().numpy()[rarest_first]
     _, positions, group_of_image = np.unique(group_array, return_index=True, return_inverse=True)
     strata = np.empty_like(array)
-    strata[rarest_first] = array[rarest_first][positions[group_of_image.reshape(-1)]]
+    strata[rarest_first] = array[rarest_first][positions[group_of_image.ravel()]]
     return torch.from_numpy(strata)
 
 
@@ -209,15 +207,13 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     check_shape("labels", labels, ("n",))
     array = labels.cpu().numpy()
     classes, sizes = np.unique(array, return_counts=True)
-    check_range("per_class", per_class, low=1)
+    check_positive(per_class=per_class)
     if sizes.min() < per_class:
-        rarest = int(classes[sizes.argmin()])
         raise ArgumentError(
             "per_class",
-            f"expected at most {sizes.min()}, the images of class {rarest}, got {per_class}",
+            f"expected at most {sizes.min()}, the images of class {classes[sizes.argmin()]}, got {per_class}",
         )
-    indices = _choose(array, np.full(len(classes), per_class), seed)
-    return torch.from_numpy(np.sort(indices))
+    return torch.from_numpy(np.sort(_choose(array, np.full(len(classes), per_class), seed)))
 
 
 def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
@@ -225,9 +221,11 @@ def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
     # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between
     # versions.
     random = np.random.RandomState(seed)
-    pairs = zip(np.unique(labels), quotas, strict=True)
     return np.concatenate(
-        [random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs]
+        [
+            random.permutation(np.flatnonzero(labels == label))[:quota]
+            for label, quota in zip(np.unique(labels), quotas, strict=True)
+        ]
     )
 
 
@@ -245,11 +243,10 @@ def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
         return quotas
     if not 0 < fraction_or_count < 1:
         raise DataError(
-            "holdout: expected a fraction between 0 and 1 or a whole count, "
-            f"got {fraction_or_count}"
+            f"holdout: expected a fraction between 0 and 1 or a whole count, got {fraction_or_count}"
         )
-    rounded = np.rint(sizes * fraction_or_count)
-    return np.minimum(np.maximum(rounded, 1), sizes - 1).astype(np.int64)
+    quotas = np.rint(sizes * fraction_or_count).clip(1)
+    return np.minimum(quotas, sizes - 1).astype(np.int64)
 
 
 def stratified_folds(
@@ -284,13 +281,15 @@ def stratified_folds(
         _, units = np.unique(groups.cpu().numpy(), return_inverse=True)
     num_units = int(units.max()) + 1
     if num_units < num_folds:
-        kind = "images" if groups is None else "groups"
-        raise ArgumentError("folds", f"expected at most {num_units}, the {kind}, got {num_folds}")
+        raise ArgumentError(
+            "folds",
+            f"expected at most {num_units}, the {'images' if groups is None else 'groups'}, got {num_folds}",
+        )
     # RandomState is frozen by numpy's policy; see `stratified_split`.
     order = np.random.RandomState(seed).permutation(num_units)
+    folds = np.empty(num_units, np.int64)
     if groups is None:
         # Dealt out to the folds in turn, class after class, as cards.
-        folds = np.empty(num_units, dtype=np.int64)
         folds[order[np.argsort(array[order], kind="stable")]] = np.arange(num_units) % num_folds
         return torch.from_numpy(folds)
     # The largest groups first, each where the classes then are most even; `order` is that of groups
@@ -302,12 +301,10 @@ def stratified_folds(
     by_size = order[np.argsort(-sizes[order], kind="stable")]
     fold_shares = np.zeros((num_folds, counts.shape[1]))
     fold_sizes = np.zeros(num_folds)
-    folds = np.empty(num_units, dtype=np.int64)
     for place, group in enumerate(by_size):
         # Adding s to a fold of share f raises the sum of squares by 2 f s + s²: the smaller the
         # sum, the more even are the folds.
-        increases = fold_shares @ shares[group]
-        fold = np.lexsort((fold_sizes, increases))[0]
+        fold = np.lexsort((fold_sizes, fold_shares @ shares[group]))[0]
         empty = np.flatnonzero(fold_sizes == 0)
         if num_units - place == len(empty):  # the other folds would stay empty
             fold = empty[0]

@@ -20,10 +20,11 @@ from torchcaps.data.classes import (
     stratified_split,
     unknown_classes,
 )
-from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
+from torchcaps.data.pixels import HeightWidth, Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import DataError
 from torchcaps.types import Tensors
+from torchcaps.words import join_names
 
 MAX_CLASSES = 10_000
 
@@ -69,8 +70,7 @@ class Batch(NamedTuple):
             del targets["size"]
             if "mask" in targets:
                 targets["mask"] = targets["mask"][:, :height, :width]
-            inputs = self.inputs[rows, :, :height, :width]
-            groups.append(Batch(inputs, targets, self.indices[rows]))
+            groups.append(Batch(self.inputs[rows, :, :height, :width], targets, self.indices[rows]))
         return groups
 
 
@@ -165,17 +165,14 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensors]:
         """A float input and its targets by name."""
-        rows = {name: target[index] for name, target in self.targets.items()}
-        return self.float_images([index])[0], rows
+        targets = {name: target[index] for name, target in self.targets.items()}
+        return self.float_images([index])[0], targets
 
     def __repr__(self) -> str:
-        names = self.classes
-        classes = names if len(names) <= 6 else (*names[:4], "…", names[-1])
-        shape = " × ".join(map(str, self.inputs.shape[1:]))
-        dtype = str(self.inputs.dtype).removeprefix("torch.")
         return (
-            f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {dtype}, "
-            f"{self.num_classes} classes: {', '.join(classes)})"
+            f"{type(self).__name__}({self.name!r}: {len(self):,} images "
+            f"{' × '.join(map(str, self.inputs.shape[1:]))} {str(self.inputs.dtype).removeprefix('torch.')}, "
+            f"{self.num_classes} classes: {join_names(self.classes)})"
         )
 
     @property
@@ -189,7 +186,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         return set_labels(self.targets, len(self), self.num_classes)
 
     @property
-    def img_size(self) -> tuple[int, int]:
+    def img_size(self) -> HeightWidth:
         """(height, width) in pixels."""
         return self.inputs.shape[2], self.inputs.shape[3]
 
@@ -235,8 +232,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
         """
         targets = dict(self.targets)
         if "mask" in targets:
-            mask = center_crop(targets["mask"].unsqueeze(1), side)
-            targets["mask"] = mask.squeeze(1).contiguous()
+            targets["mask"] = center_crop(targets["mask"][None], side)[0].contiguous()
         return replace(self, inputs=center_crop(self.inputs, side).contiguous(), targets=targets)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
@@ -303,7 +299,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
             The moved set.
         """
         targets = {name: target.to(device) for name, target in self.targets.items()}
-        maker = None if self.maker is None else self.maker.to(device)
+        maker = self.maker and self.maker.to(device)
         return replace(self, inputs=self.inputs.to(device), targets=targets, maker=maker)
 
     def float_images(
@@ -329,13 +325,11 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
     Equal groups of two sets become one. The notes are those of the first set.
     """
     first = parts[0]
-    targets = {name: torch.cat([part.targets[name] for part in parts]) for name in first.targets}
     groups = [part.groups for part in parts if part.groups is not None]
-    inputs = torch.cat([part.inputs for part in parts])
     return replace(
         first,
-        inputs=inputs,
-        targets=targets,
+        inputs=torch.cat([part.inputs for part in parts]),
+        targets={name: torch.cat([x.targets[name] for x in parts]) for name in first.targets},
         groups=torch.cat(groups) if groups else None,
         files=(),
     )
@@ -363,8 +357,7 @@ def match_classes(images: Dataset, classes: Names) -> Dataset:
         rows = targets[target]
         is_hot = target == "labels"
         indices = rows.any(dim=0).nonzero().flatten() if is_hot else rows.long().unique()
-        names = [images.classes[index] for index in indices.tolist()]
-        unknown = [name for name in names if name not in positions]
+        unknown = [images.classes[index] for index in indices.tolist() if new_indices[index] < 0]
         if unknown:
             raise unknown_classes(images.name, unknown, classes)
         mapping = new_indices.to(rows.device)
@@ -398,8 +391,9 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     Returns:
         Class indices `[n]`.
     """
-    counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
-    pixel_counts = torch.stack(counts, dim=1)
+    pixel_counts = torch.column_stack(
+        [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
+    )
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 
@@ -445,12 +439,12 @@ def check_targets(images: Dataset) -> None:
         if target == "label":
             check_labels(name, rows, images.classes)
         elif target == "labels":
-            empty = (rows.any(dim=1) == 0).nonzero().flatten().tolist()
-            if empty:
+            empty = (rows.any(dim=1) == 0).nonzero()
+            if len(empty):
                 raise DataError(
                     f"{name}: expected one or more classes for each image, got none for "
-                    f"{len(empty):,} of them, the first is image {empty[0]}; give these a class of "
-                    "their own, or leave them out"
+                    f"{len(empty):,} of them, the first is image {int(empty[0])}; give these a "
+                    "class of their own, or leave them out"
                 )
             if not ((rows == 0) | (rows == 1)).all():
                 raise DataError(f"{name}: expected labels of 0 and 1, got others")
@@ -470,12 +464,11 @@ def check_labels(
     """
     check_classes(source, classes)
     count = len(classes)
-    is_outside = (labels < 0) | (labels >= count)
-    if is_outside.any():
-        image = int(is_outside.nonzero()[0])
+    outside = ((labels < 0) | (labels >= count)).nonzero()
+    if len(outside):
         raise DataError(
-            f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
-            f"classes (0 to {count - 1})"
+            f"{source}: label {int(labels[outside[0]])} of image {int(outside[0])} lies outside the "
+            f"{count} classes (0 to {count - 1})"
         )
 
 
@@ -503,8 +496,7 @@ def check_count(source: str, num_classes: int) -> None:
     """
     if num_classes > MAX_CLASSES:
         raise DataError(
-            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; "
-            "number them from 0"
+            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; number them from 0"
         )
 
 

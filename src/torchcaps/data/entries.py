@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,11 +125,11 @@ def in_split(
     elif split != "val":
         strata = group_strata(labels, groups)
         try:
-            train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
+            train, test = stratified_split(strata, TEST_FRACTION, groups=groups)
         except DataError:
-            unit = "images" if groups is None else "groups"
             raise DataError(
-                f"{name}: no class has two {unit}, so that none can be held out to test on"
+                f"{name}: no class has two {'images' if groups is None else 'groups'}, so that none "
+                "can be held out to test on"
             ) from None
         indices = (test if split == "test" else train).tolist()
     if not indices:
@@ -178,9 +177,8 @@ def read_entries(
         numbers: dict[str | None, int] = {}
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
         columns[request.options.group_column or GROUP] = groups
-    splits = [entry.split for entry in entries]
-    indices = in_split(name, labels, request, splits, groups)
-    notes = [*_summary(name, entries, splits, len(indices), request), *notes]
+    indices = in_split(name, labels, request, [entry.split for entry in entries], groups)
+    notes = [*_summary(name, entries, len(indices), request), *notes]
 
     files = list(dict.fromkeys(entry.file for entry in entries))
     readable = files
@@ -194,33 +192,33 @@ def read_entries(
     split_files = tuple(entries[index].file for index in indices)
     try:
         images = _encode_images(split_files, readable, request, open_image)
-        is_large = images.shape.numel() > (request.max_bytes or _default_memory())
-        is_auto = request.storage == "auto"
-        stays = can_stay and (request.storage == "disk" or (is_auto and is_large))
+        num_bytes = images.shape.numel()
+        is_large = num_bytes > (request.max_bytes or _default_memory())
+        stays = can_stay and (request.storage == "disk" or (request.storage == "auto" and is_large))
         if not stays:
-            check_fits(name, images.shape.numel(), split_files, request)
+            check_fits(name, num_bytes, split_files, request)
         inputs: Any = images if stays else images.decode()
     except DamagedImageError:  # all are named at once, those of other splits too
         damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
         raise
-    split_targets = {target: column[indices] for target, column in columns.items()}
-    split_groups = None if groups is None else groups[indices]
+    columns = {target: column[indices] for target, column in columns.items()}
+    if groups is not None:
+        groups = groups[indices]
     form: Any = partial(Dataset, files=split_files)
     if stays:
         notes.append(
             f"{name}: {len(images):,} images stay on disk and are decoded when they are needed; in "
-            f"memory (--storage memory) they would take {images.shape.numel() / 1e6:,.0f} MB"
+            f"memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
         )
         form = partial(DiskDataset, workers=request.workers)
-    return form(inputs, split_targets, classes, name, split_groups, tuple(notes))
+    return form(inputs, columns, classes, name, groups, tuple(notes))
 
 
 def _training_classes(name: str, entries: Iterable[Entry]) -> Names:
     """The classes of the training images, in natural order. Raises DataError for fewer than two."""
-    labels: set[str] = set()
-    for entry in entries:
-        if entry.split in (None, "train"):
-            labels.update(entry.labels)
+    labels = {
+        label for entry in entries if entry.split in (None, "train") for label in entry.labels
+    }
     if len(labels) < 2:
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(labels) or 'none'}"
@@ -255,21 +253,22 @@ def _index_labels(
 def _summary(
     name: str,
     entries: Sequence[Entry],
-    splits: Sequence[str | None],
     num_images: int,
     request: ReadRequest,
 ) -> list[str]:
     """Sentences on the number of images, classes and groups."""
     part = f"{num_images:,} of them in the {request.split} split"
-    if request.classes is not None and not any(splits):
+    if request.classes is not None and not any(entry.split for entry in entries):
         part = "all of them measured, because it is not divided into train and test"
-    num_classes = len(set(chain.from_iterable(entry.labels for entry in entries)))
+    num_classes = len({label for entry in entries for label in entry.labels})
     known = f"of {num_classes:,} classes" if num_classes else "with values"
     notes = [f"{name}: {len(entries):,} images {known}, {part}"]
     groups = {entry.group for entry in entries}
     if None not in groups:
-        target = request.options.group_column or GROUP
-        notes.append(f"{name}: {len(groups):,} groups by {target!r}, each on one side of a split")
+        notes.append(
+            f"{name}: {len(groups):,} groups by {request.options.group_column or GROUP!r}, each on "
+            "one side of a split"
+        )
     return notes
 
 
@@ -297,8 +296,7 @@ def _default_memory() -> int:
     """Bytes of decoded images that are kept in memory unless a run says otherwise."""
     if not hasattr(os, "sysconf"):
         return MAX_DECODED_BYTES
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MAX_DECODED_BYTES, machine // 4)
+    return min(MAX_DECODED_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
 
 
 def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadRequest) -> None:
@@ -314,7 +312,7 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
         DataError: it is more than `max_bytes`, or far more than the files have.
     """
     limit = request.max_bytes or FLOOR
-    if num_bytes > limit and request.max_bytes is None:
+    if num_bytes > limit and not request.max_bytes:
         sizes = (
             os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
             for file in files
@@ -328,7 +326,7 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
         )
 
 
-def find_damaged(files: Iterable[str], open_image: OpenImage = str) -> dict[str, str]:
+def find_damaged(files: Iterable[str], open_image: OpenImage) -> dict[str, str]:
     """Decode image files and keep none of them.
 
     Args:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from torchcaps.data.dataset import Batch, Dataset, select_rows
 from torchcaps.data.images import OpenImage, check_size, decode_image
-from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
+from torchcaps.data.pixels import HeightWidth, Size, center_crop, size_pair, to_float
 from torchcaps.errors import DataError, check_range
 from torchcaps.types import Tensors
 
@@ -50,7 +50,7 @@ class EncodedImages:
 
     files: np.ndarray
     in_chans: int
-    img_size: tuple[int, int]
+    img_size: HeightWidth
     is_resized: bool
     crop: int | None = None
     open_image: OpenImage = str
@@ -63,7 +63,7 @@ class EncodedImages:
     @property
     def shape(self) -> torch.Size:
         """Of all images together, decoded."""
-        size = self.img_size if self.crop is None else (self.crop, self.crop)
+        size = (self.crop, self.crop) if self.crop else self.img_size
         return torch.Size((len(self), self.in_chans, *size))
 
     def __getitem__(self, indices: Tensor) -> Self:
@@ -80,7 +80,7 @@ class EncodedImages:
         for index, file in enumerate(map(os.fsdecode, self.files.tolist())):
             image = decode_image(self.open_image(file), target, self.in_chans, name=file)
             check_size(file, image, self.img_size)
-            pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
+            pixels[index] = center_crop(image[None], self.crop)[0] if self.crop else image
         return pixels
 
     def float(self) -> Float[Tensor, "n channels height width"]:
@@ -103,18 +103,18 @@ class EncodedImages:
         It is made of the names of all files below the folder that they share, so that a set may be
         moved, and of their sizes; and of the first 64 KiB of 256 files that are evenly spread.
         """
-        files = [os.fsdecode(file) for file in self.files.tolist()]
+        files = list(map(os.fsdecode, self.files.tolist()))
         folder = os.path.dirname(os.path.commonpath([min(files), max(files)]))
         digest = hashlib.sha256()
         for file in files:
             size = os.path.getsize(file) if self.open_image is str else 0  # else it is in the name
             digest.update(os.fsencode(f"{file.removeprefix(folder)} {size}\n"))
-        num_sampled = min(len(files), SAMPLED_FILES)
-        for index in np.linspace(0, len(files) - 1, num_sampled).astype(int):
+        num_files = len(files)
+        for index in np.linspace(0, num_files - 1, min(num_files, SAMPLED_FILES)).astype(int):
             source: Any = self.open_image(files[index])
             with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as start:
                 digest.update(start.read(SAMPLED_BYTES))
-        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,15 +132,12 @@ class DiskDataset(Dataset):
     workers: int | None = None
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        images = self.inputs
-        if in_chans is not None:
-            images = replace(images, in_chans=in_chans)
-        if img_size is None or size_pair(img_size) == self.img_size:
-            return replace(self, inputs=images)
-        if images.crop is not None:
-            raise DataError(f"img_size: expected to be set before the crop, got {img_size}")
-        resized = replace(images, img_size=size_pair(img_size), is_resized=True)
-        return replace(self, inputs=resized)
+        images = replace(self.inputs, in_chans=in_chans or self.in_chans)
+        if img_size is not None and size_pair(img_size) != self.img_size:
+            if images.crop:
+                raise DataError(f"img_size: expected to be set before the crop, got {img_size}")
+            images = replace(images, img_size=size_pair(img_size), is_resized=True)
+        return replace(self, inputs=images)
 
     def cropped(self, side: int) -> Self:
         check_range("crop", side, low=1, high=min(self.img_size))
@@ -182,7 +179,7 @@ def decode_batches(
     """What a function makes of each batch, in order; workers decode a few batches ahead.
 
     Args:
-        decode: takes a batch, and returns what can be pickled, as it can be itself.
+        decode: takes a batch, and returns a sequence that can be pickled, as it can be itself.
         batches: of any number.
         workers: processes that decode; 0 for this process.
         name: of the images, for errors.
@@ -198,7 +195,7 @@ def decode_batches(
         dataset,
         batch_sampler=cast(Any, batches),
         num_workers=workers,
-        collate_fn=_unchanged,
+        collate_fn=list,  # in place of torch's function that stacks samples
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else torch's global generator would be advanced
     )
@@ -219,11 +216,6 @@ def default_workers(num_ranks: int = 1) -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
-
-
-def _unchanged(batch: Any) -> Any:
-    """A batch as it was decoded; in place of torch's function that stacks samples."""
-    return batch
 
 
 def _start_worker(_worker: int) -> None:

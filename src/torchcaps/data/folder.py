@@ -46,16 +46,14 @@ LABEL_KEYS = ("label", "cls", "class")  # of a .json file
 MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
 NAMED_FILES = 3  # that a note names of each reason
 
-Parts = Names
-"""A path below the folder that is read, as the names of its folders and its own."""
-
 
 class Scan:
     """What lies in a folder or an archive.
 
     Attributes:
         path: of the folder or archive.
-        images: the image files, and how they are opened: a path, or a location in an archive.
+        images: the image files, by the names of their folders and their own, and how they are
+            opened: a path, or a location in an archive.
         labels: endings and texts of the .cls and .json files in an archive, by key.
         contents: the images of a compressed archive, by location.
         omissions: what is left out, by the reason in one or two words ("broken link").
@@ -63,18 +61,18 @@ class Scan:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.images: dict[Parts, str] = {}
+        self.images: dict[Names, str] = {}
         self.labels: dict[str, tuple[str, bytes]] = {}
         self.contents: dict[str, bytes] = {}
         self.omissions: dict[str, list[str]] = defaultdict(list)
         if path.is_dir():
             self._add_folder(path, (), set())
         else:
-            for member in archive_members(self.path):
+            for member in archive_members(path):
                 name = SEPARATOR.join(member.parts)
                 key, ending = _split_name(name)
                 suffix = Path(name).suffix.lower()
-                if member.file is None:
+                if not member.file:
                     self.omissions["link or device"].append(name)
                     continue
                 if ending in LABEL_SUFFIXES:
@@ -87,12 +85,11 @@ class Scan:
                 if member.is_packed:
                     self.contents[member.location] = start + member.file.read()
 
-    def _add_folder(self, folder: Path, parts: Parts, above: set[tuple[int, int]]) -> None:
-        """Add what lies in a folder; `above` has the (device, inode) of the folders above it."""
+    def _add_folder(self, folder: Path, parts: Names, above: set[Path]) -> None:
+        """Add what lies in a folder; `above` has the folders above it without links."""
         with read_errors(folder):
-            status = folder.stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity in above:
+            real_folder = folder.resolve()
+            if real_folder in above:
                 raise DataError(f"{folder}: a link to a folder above it, which would never end")
             items = sorted(os.scandir(folder), key=lambda item: natural_key(item.name))
             if not items:
@@ -103,7 +100,7 @@ class Scan:
                     continue
                 if item.is_dir():
                     if not item.name.startswith("__"):
-                        self._add_folder(folder / item.name, inner, above | {identity})
+                        self._add_folder(folder / item.name, inner, above | {real_folder})
                 elif item.is_file() and is_image_file(item.path):
                     self.images[inner] = item.path
                 else:
@@ -111,18 +108,6 @@ class Scan:
                     if not os.path.exists(item.path):
                         reason = "broken link"
                     self.omissions[reason].append(SEPARATOR.join(inner))
-
-    def notes(self, name: str) -> list[str]:
-        """One sentence on all that is left out; none where nothing is.
-
-        Args:
-            name: of the set.
-        """
-        parts = [
-            f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})"
-            for reason, files in self.omissions.items()
-        ]
-        return [f"{name}: left out {', '.join(parts)}"] if parts else []
 
 
 def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
@@ -158,9 +143,8 @@ def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
     path = Path(path)
     is_folder = path.is_dir()
     name = path.resolve().name if is_folder else path.name.split(".tar")[0].removesuffix(".tgz")
-    places: list[tuple[Path, str | None]] = []
-    for folder, split in split_folders(path, _shards_in) if is_folder else ():
-        places += [(shard, split) for shard in _shards_in(folder)]
+    folders = split_folders(path, _shards_in) if is_folder else []
+    places = [(shard, split) for folder, split in folders for shard in _shards_in(folder)]
     entries: list[Entry] = []
     notes: list[str] = []
     contents: dict[str, bytes] = {}
@@ -171,7 +155,12 @@ def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
             entries += _label_samples(scan, split, request)
         else:
             entries += _label_files(scan, request)
-            notes += scan.notes(name)
+            omissions = [
+                f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})"
+                for reason, files in scan.omissions.items()
+            ]
+            if omissions:
+                notes.append(f"{name}: left out {', '.join(omissions)}")
         contents |= scan.contents
     open_image: OpenImage = str
     if places or not is_folder:
@@ -181,20 +170,21 @@ def read_folder(path: StrPath, request: ReadRequest) -> Dataset:
 
 def _shards_in(folder: Path) -> list[Path]:
     """The .tar archives in a folder that has no folders."""
-    shards = sorted(folder.glob("*.tar"), key=lambda shard: natural_key(shard.name))
-    return [] if any(map(Path.is_dir, folder.iterdir())) else shards
+    has_folders = any(map(Path.is_dir, folder.iterdir()))
+    return [] if has_folders else sorted(folder.glob("*.tar"), key=natural_key)
 
 
 def _label_files(scan: Scan, request: ReadRequest) -> list[Entry]:
     """The images of class folders with their classes, splits and groups; others are omitted."""
+    images = scan.images
     # Folders that wrap all images are skipped.
-    while len({image[0] for image in scan.images}) == 1 and min(map(len, scan.images)) > 2:
-        scan.images = {image[1:]: file for image, file in scan.images.items()}
-    splits = _name_splits({image[0] for image in scan.images if len(image) > 2})
+    while len({image[0] for image in images}) == 1 and min(map(len, images)) > 2:
+        images = {image[1:]: file for image, file in images.items()}
+    splits = _name_splits({image[0] for image in images if len(image) > 2})
     start = 1 if splits else 0
-    with_images = {image[:-1] for image in scan.images}
+    with_images = {image[:-1] for image in images}
     entries = []
-    for image, file in scan.images.items():
+    for image, file in images.items():
         path = SEPARATOR.join(image)
         # The topmost folder with images on the way to the file is its class.
         folders = (image[:end] for end in range(start + 1, len(image)))
@@ -228,10 +218,11 @@ def _name_splits(names: Iterable[str]) -> dict[str, str]:
 
     Where val/ is beside train/ alone, it is the test split.
     """
-    splits = {}
-    for name in sorted(names, key=natural_key):
-        if name.lower() in SPLIT_NAMES:
-            splits[name] = SPLIT_NAMES[name.lower()]
+    splits = {
+        name: SPLIT_NAMES[name.lower()]
+        for name in sorted(names, key=natural_key)
+        if name.lower() in SPLIT_NAMES
+    }
     present = set(splits.values())
     if present == {"train", "val"}:
         return {name: "train" if split == "train" else "test" for name, split in splits.items()}
@@ -252,8 +243,7 @@ def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Pat
 
 def _split_name(member: str) -> tuple[str, str]:
     """The key of a member, and its ending: all from the first dot of its name."""
-    _, dot, ending = member[member.rfind("/") + 1 :].partition(".")
-    ending = dot + ending
+    ending = "".join(Path(member).suffixes)
     return member.removesuffix(ending), ending.lower()
 
 
@@ -268,7 +258,7 @@ def _label_samples(scan: Scan, split: str | None, request: ReadRequest) -> list[
                 raise DataError(f"{scan.path}:{key}: expected its label in {key}.cls or {key}.json")
             ending, text = scan.labels[key]
             try:
-                label = text.decode("utf-8").strip()
+                label = text.decode().strip()
                 if ending == ".json":
                     content = json.loads(label)
                     label = next(str(content[key]) for key in LABEL_KEYS if key in content)
@@ -342,7 +332,7 @@ def read_member(location: str) -> bytes:
         DataError: the archive is gone, or shorter than it was.
     """
     match = LOCATION.fullmatch(location)
-    if match is None:
+    if not match:
         raise DataError(f"{location}: expected the location of a file in a .tar archive")
     path, offset, size = match.groups()
     with read_errors(path), open(path, "rb", buffering=0) as file:

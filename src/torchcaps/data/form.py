@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from torchcaps.data.pixels import HeightWidth
 from torchcaps.errors import DataError
 
 Gray = Float[np.ndarray, "height width"]
@@ -83,14 +83,14 @@ class Form:
             image: in [0, 1].
         """
         ink = (image - self.background) / (self.ink - self.background)
-        is_border = (abs(ink[_ring(ink.shape)]) > EDGE).mean() > self.border
-        if is_border or abs(ink.max() - 1) > EDGE:
+        border = (abs(ink[_ring(ink.shape)]) > EDGE).mean()
+        if border > self.border or abs(ink.max() - 1) > EDGE:
             return False
         side = max(ink.shape)
         distance = abs(_place(ink)[1] / side - (self.row, self.column)).max()
         return bool(distance <= self.deviation + 1 / side)
 
-    def bring(self, image: Gray, img_size: tuple[int, int], invert: str = "auto") -> Prepared:
+    def bring(self, image: Gray, img_size: HeightWidth, invert: str = "auto") -> Prepared:
         """A picture in this form: its ink alone, in the size and place of the training images.
 
         The background may be shaded and noisy. Strokes that are thinner than usual become thicker.
@@ -141,7 +141,7 @@ class Form:
         picture = self.background + (self.ink - self.background) * ink
         return Prepared(torch.from_numpy(picture).float()[None], changes)
 
-    def _centered(self, ink: Gray, img_size: tuple[int, int]) -> Gray:
+    def _centered(self, ink: Gray, img_size: HeightWidth) -> Gray:
         """The ink in the size and place of the training images."""
         from scipy import ndimage
 
@@ -173,11 +173,11 @@ def measure_form(images: Float[Tensor, "n channels height width"]) -> Form | Non
     edges = gray[:, _ring(gray.shape[1:])]
     background = float(np.median(edges))
     difference = gray - background
-    peaks = (np.median(difference.min((1, 2))), np.median(difference.max((1, 2))))
-    opposite, strength = sorted(peaks, key=abs)
-    is_even = (abs(np.median(edges, 1) - background) <= EVEN).mean() > 1 - EVEN
-    is_drawing = abs(strength) > EDGE and abs(opposite) < EVEN
-    if not (is_even and is_drawing) or (images != images[:, :1]).any():
+    peaks = (difference.min((1, 2)), difference.max((1, 2)))
+    opposite, strength = sorted(map(np.median, peaks), key=abs)
+    evenness = (abs(np.median(edges, 1) - background) <= EVEN).mean()
+    is_drawing = evenness > 1 - EVEN and abs(strength) > EDGE and abs(opposite) < EVEN
+    if not is_drawing or (images != images[:, :1]).any():
         return None
     side = max(gray.shape[1:])
     drawings = [ink for ink in difference / strength if ink.max() > EDGE]
@@ -228,10 +228,12 @@ def _place(ink: Gray) -> tuple[int, Float[np.ndarray, " axes"]]:
     return max(ink[_box(ink)].shape), (positions * ink).sum((1, 2)) / ink.sum()
 
 
-def _resized(image: Gray, size: float | tuple[int, int]) -> Gray:
+def _resized(image: Gray, size: float | HeightWidth) -> Gray:
     """An image at another size, or at a share of its own, by antialiased interpolation."""
     if not isinstance(size, tuple):
         height, width = (max(1, round(side * size)) for side in image.shape)
         size = (height, width)
     pixels = torch.from_numpy(np.ascontiguousarray(image, np.float32))[None, None]
-    return F.interpolate(pixels, size, mode="bilinear", antialias=True)[0, 0].numpy()
+    return torch.nn.functional.interpolate(pixels, size, mode="bilinear", antialias=True)[
+        0, 0
+    ].numpy()

@@ -6,7 +6,6 @@ A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes
 
 import hashlib
 import struct
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +23,14 @@ from torchcaps.data._registry import (
 from torchcaps.data.dataset import Dataset, check_labels, numbered
 from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, to_array
 from torchcaps.errors import DataError
-from torchcaps.types import Names
+from torchcaps.types import Names, StrPath
 
 MAGIC = bytes([0, 0, 8])  # of unsigned bytes; the number of axes follows
 BYTES = np.dtype(np.uint8)
 STEMS = {"train": "train", "test": "t10k"}
 
 
-def read_idx(path: Path | str) -> Tensor:
+def read_idx(path: StrPath) -> Tensor:
     """The array in an IDX file of unsigned bytes, plain or compressed.
 
     Args:
@@ -69,7 +68,7 @@ def find_idx(folder: Path, split: str, kind: str) -> Path | None:
 
 def holds_idx(folder: Path) -> bool:
     """Whether `folder` holds at least one IDX file under MNIST's names."""
-    return any(find_idx(folder, *names) for names in product(STEMS, ("images", "labels")))
+    return any(find_idx(folder, split, kind) for split in STEMS for kind in ("images", "labels"))
 
 
 def read_idx_set(
@@ -91,8 +90,10 @@ def read_idx_set(
     """
     paths = [find_idx(folder, request.split, kind) for kind in ("images", "labels")]
     if None in paths:
-        missing = "labels-idx1" if paths[0] else "images-idx3"
-        raise DataError(f"{folder}: no {STEMS[request.split]}-{missing}-ubyte (plain or .gz) in it")
+        raise DataError(
+            f"{folder}: no {STEMS[request.split]}-{'labels-idx1' if paths[0] else 'images-idx3'}-ubyte "
+            "(plain or .gz) in it"
+        )
     images, labels = (read_idx(path) for path in paths if path)
     if images.ndim < 3 or labels.shape != images.shape[:1]:
         raise DataError(
@@ -104,8 +105,9 @@ def read_idx_set(
         training_labels = read_idx(training_path) if training_path else labels
         classes = numbered(str(folder), int(training_labels.max()))
     check_labels(str(paths[1]), labels.long(), classes)
-    pixels = images.unsqueeze(1) if images.ndim == 3 else images
-    return Dataset(pixels, {"label": labels.long()}, classes, name)
+    if images.ndim == 3:
+        images = images.unsqueeze(1)
+    return Dataset(images, {"label": labels.long()}, classes, name)
 
 
 register_format(
@@ -126,12 +128,13 @@ def register_idx(info: DatasetInfo) -> None:
         if not holds_idx(folder):
             return None
         labels = find_idx(folder, request.split, "labels")
-        if labels is not None:
+        if labels:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = hashlib.sha256(read_bytes(labels)).hexdigest()
             for published in map(dataset_info, list_datasets()):
-                is_labels_of = published.sha256.get(file) == digest and published.made_from is None
-                if is_labels_of and info.sha256.get(file) != digest:
+                if published.made_from is None and published.sha256.get(
+                    file
+                ) == digest != info.sha256.get(file):
                     raise DataError(
                         f"{labels}: these are the labels of {published.name!r}, not of {info.name!r}"
                     )

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
+from torchcaps.data.pixels import HeightWidth, Size, deep_to_bytes, fit_images, size_pair
 from torchcaps.errors import DamagedImageError, DataError, check_regular
 from torchcaps.types import StrPath
 from torchcaps.words import join_names
@@ -80,7 +80,7 @@ def decode_image(
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_gray(image) else 3)
         if isinstance(source, Image.Image):
-            image = ImageOps.exif_transpose(image)  # a copy
+            image = image.copy()
         elif img_size is not None:
             # At twice the target, the antialiased resize that follows averages the same
             # frequencies. Both sides alike: an EXIF orientation may exchange them.
@@ -88,10 +88,7 @@ def decode_image(
             image.draft(None, (side, side))
         ImageOps.exif_transpose(image, in_place=True)
         pixels = torch.from_numpy(_to_bytes(image, background)).movedim(-1, 0).contiguous()
-        pixels = to_channels(pixels.unsqueeze(0), channels)[0]
-    if img_size is None or pixels.shape[1:] == size_pair(img_size):
-        return pixels
-    return fit_images(pixels.unsqueeze(0), img_size, None)[0]
+        return fit_images(pixels[None], img_size, channels)[0]
 
 
 def is_gray(source: ImageSource, name: str | None = None) -> bool:
@@ -104,7 +101,7 @@ def is_gray(source: ImageSource, name: str | None = None) -> bool:
         return _is_gray(image)
 
 
-def upright_size(path: Path) -> tuple[int, int]:
+def upright_size(path: Path) -> HeightWidth:
     """(height, width) of an image file as it is decoded, read from its header.
 
     Raises:
@@ -112,8 +109,7 @@ def upright_size(path: Path) -> tuple[int, int]:
     """
     with opened(path) as image:
         width, height = image.size
-        is_turned = image.getexif().get(ORIENTATION, 1) > 4
-    return (width, height) if is_turned else (height, width)
+        return (width, height) if image.getexif().get(ORIENTATION, 1) > 4 else (height, width)
 
 
 def is_image_file(path: StrPath) -> bool:
@@ -139,18 +135,15 @@ def contents_note(folder: Path) -> str:
     return f"; it holds {join_names(names, MAX_FILES)}" if names else ""
 
 
-def natural_key(text: str) -> list[tuple[int, int, str]]:
+def natural_key(text: StrPath) -> list[tuple[int, int, str]]:
     """Sorting key by which `img2` comes before `img10`.
 
     Of two numbers, the one with more digits is larger.
     """
     key = []
-    for part in re.findall(r"\d+|\D+", text):
-        if part.isdecimal():
-            digits = part.lstrip("0")
-            key.append((0, len(digits), digits))
-        else:
-            key.append((1, 0, part))
+    for part in re.findall(r"\d+|\D+", str(text)):
+        digits = part.lstrip("0")
+        key.append((0, len(digits), digits) if part.isdecimal() else (1, 0, part))
     return key
 
 
@@ -160,11 +153,11 @@ def check_size(file: str, image: Tensor, size: Sequence[int]) -> None:
     Raises:
         DataError: it has another one.
     """
-    if image.shape[1:] != size:
-        sizes = [f"{height} × {width}" for height, width in (size, image.shape[1:])]
+    got = image.shape[1:]
+    if got != size:
         raise DataError(
-            f"{file}: expected an image of {sizes[0]} (height × width), as the first one of the set "
-            f"is, got {sizes[1]}; give img_size (--img-size) to resize them all"
+            f"{file}: expected an image of {size[0]} × {size[1]} (height × width), as the first one "
+            f"of the set, got {got[0]} × {got[1]}; give img_size (--img-size) to resize all"
         )
 
 
@@ -189,7 +182,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             if isinstance(source, Image.Image):
                 yield source
                 return
-            if not isinstance(source, bytes):
+            if isinstance(source, StrPath):
                 check_regular(Path(source))
             file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=list(FORMATS)) as image:
@@ -212,7 +205,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
 
 def _to_bytes(image: Image.Image, background: str) -> np.ndarray:
     """uint8 `[height, width, 1 or 3]`."""
-    if image.mode.startswith("I") or image.mode == "F":
+    if image.mode.startswith(("I", "F")):
         try:
             return deep_to_bytes(np.asarray(image))[..., None]
         except DataError as error:  # the values are out of range

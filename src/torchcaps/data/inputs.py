@@ -85,9 +85,11 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
             elif path.exists():
                 inputs = iter([Input(text, text)])
             elif glob.has_magic(text):
-                matches = sorted(glob.iglob(text, recursive=True), key=natural_key)
-                files = (match for match in matches if not os.path.isdir(match))
-                inputs = (Input(file, file) for file in files if preprocess.is_input(file))
+                inputs = (
+                    Input(match, match)
+                    for match in sorted(glob.iglob(text, recursive=True), key=natural_key)
+                    if preprocess.is_input(match) and not os.path.isdir(match)
+                )
             else:
                 raise DataError(f"{text}: no such file or folder")
             first = next(inputs, None)

@@ -1,7 +1,6 @@
 """`load_dataset`: every data set, by name or by path."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from torchcaps.errors import (
     DatasetNotFoundError,
     MissingSplitError,
     check_known,
-    check_range,
+    check_positive,
 )
 from torchcaps.types import Names, StrPath
 
@@ -95,10 +94,10 @@ def load_dataset(
     if split not in SPLITS_WITH_VAL:
         raise DataError(f"split: expected 'train', 'test' or 'val', got {split!r}")
     for option in options:
-        check_known("option", option, [field.name for field in fields(ReadOptions)])
+        check_known("option", option, vars(ReadOptions()))
     text = str(name_or_path)
     if max_bytes is not None:
-        check_range("max_bytes", max_bytes, low=1)
+        check_positive(max_bytes=max_bytes)
     request = ReadRequest(
         split, img_size, in_chans, max_bytes, storage, workers, ReadOptions(**options), classes
     )
@@ -114,13 +113,12 @@ def load_dataset(
                 raise missing_set(text, folders)
         elif (path := Path(name_or_path).expanduser()).exists():
             formats = {"a folder of class folders or shards, a .tar archive": FOLDERS, **FORMATS}
-            fitting = (name for name in reversed(formats) if formats[name].holds(path))
-            name = next(fitting, None)
+            name = next((name for name in reversed(formats) if formats[name].holds(path)), None)
             if name is None:
                 raise DataError(f"{path}: not a data set; expected {', '.join(formats)}")
-            data_format = formats[name]
-            _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
-            images = data_format.read(path, request)
+            _, read, splits, reader_options = formats[name]
+            _check_request(f"{path} ({name})", request, splits, reader_options)
+            images = read(path, request)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
@@ -139,11 +137,12 @@ def _check_request(
     """Check that what is requested has a meaning for a set with these splits and options."""
     if request.split not in splits:
         raise MissingSplitError(f"{source}: there is no official {request.split!r} split")
-    defaults = ReadOptions()
-    for name, setting in vars(request.options).items():
-        if setting != getattr(defaults, name) and name not in options:
-            expected = IMAGE_FILES if name in OPTIONS else "a .csv of image files"
-            raise ArgumentError(name, f"expected {expected}, got {source}")
+    for name, default in vars(ReadOptions()).items():
+        if getattr(request.options, name) != default and name not in options:
+            raise ArgumentError(
+                name,
+                f"expected {IMAGE_FILES if name in OPTIONS else 'a .csv of image files'}, got {source}",
+            )
 
 
 def default_cache_dir() -> Path:
@@ -154,7 +153,7 @@ def default_cache_dir() -> Path:
 def places(name: str, root: StrPath | None = None, cache_dir: StrPath | None = None) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
     info = base_info(name)
-    if info.embedded is not None:
+    if info.embedded:
         return [info.embedded]
     folders = [Path(cache_dir or default_cache_dir()) / info.name, *info.system_folders]
     if root is not None:
@@ -165,9 +164,7 @@ def places(name: str, root: StrPath | None = None, cache_dir: StrPath | None = N
 def missing_set(name: str, folders: list[Path]) -> DatasetNotFoundError:
     """The error for a named set that is in none of the folders that were searched."""
     info = base_info(name)
-    remedy = f"get it from {info.source}"
-    if info.sources:
-        remedy = f"get it with: torchcaps data fetch {info.name}"
+    origin = f"with: torchcaps data fetch {info.name}" if info.sources else f"from {info.source}"
     return DatasetNotFoundError(
-        f"data set {name!r} is in none of {', '.join(map(str, folders))}; {remedy}"
+        f"data set {name!r} is in none of {', '.join(map(str, folders))}; get it {origin}"
     )

@@ -25,17 +25,7 @@ from torchcaps.types import Names, StrPath
 CLASS_TABLES = ("classes.txt", "classes.csv")
 OPACITY = 0.45  # of the class colors in an overlay
 # Distinct under every common color blindness, as far as possible; the background is black.
-COLORS = (
-    "000000",
-    "E69F00",
-    "56B4E9",
-    "009E73",
-    "F0E442",
-    "0072B2",
-    "D55E00",
-    "CC79A7",
-    "A0A0A0",
-)
+COLORS = bytes.fromhex("000000 E69F00 56B4E9 009E73 F0E442 0072B2 D55E00 CC79A7 A0A0A0")
 
 
 def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Dataset:
@@ -50,17 +40,17 @@ def masked_set(images: Tensor, masks: Tensor, classes: Names, name: str) -> Data
     Returns:
         The set.
     """
-    labels = main_classes(masks, len(classes))
-    return Dataset(images, {"label": labels, "mask": masks}, classes, name)
+    targets = {"label": main_classes(masks, len(classes)), "mask": masks}
+    return Dataset(images, targets, classes, name)
 
 
 def palette(num_classes: int) -> np.ndarray:
     """Colors of classes, uint8 `[num_classes, 3]`, the background first."""
-    colors = [tuple(bytes.fromhex(color)) for color in COLORS[:num_classes]]
-    for index in range(len(COLORS), num_classes):
+    colors = list(COLORS)  # red, green and blue of each class
+    for index in range(len(COLORS) // 3, num_classes):
         rgb = colorsys.hsv_to_rgb(0.618 * index % 1, 0.65, 0.9 - 0.35 * (index % 3) / 2)
-        colors.append(tuple(np.rint(255 * np.array(rgb))))
-    return np.array(colors, dtype=np.uint8)
+        colors += [round(255 * level) for level in rgb]
+    return np.array(colors, np.uint8).reshape(-1, 3)[:num_classes]
 
 
 def write_mask(path: Path, mask: np.ndarray, num_classes: int) -> None:
@@ -84,8 +74,8 @@ def overlaid(image: np.ndarray, mask: np.ndarray, num_classes: int) -> np.ndarra
     colors = palette(num_classes)
     overlay = np.broadcast_to(image, (3, *mask.shape)).transpose(1, 2, 0).astype(np.float32)
     is_foreground = mask > 0
-    class_colors = colors[mask[is_foreground]]
-    overlay[is_foreground] = (1 - OPACITY) * overlay[is_foreground] + OPACITY * class_colors
+    overlay[is_foreground] *= 1 - OPACITY
+    overlay[is_foreground] += OPACITY * colors[mask[is_foreground]]
     for axis, length in enumerate(mask.shape):
         previous = mask.take([0, *range(length - 1)], axis)
         is_edge = mask != previous
@@ -130,11 +120,12 @@ def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
     with read_errors(root):
         for folder, split in split_folders(root, _has_masks):
             images, masks = (_files_by_stem(folder / kind) for kind in ("images", "masks"))
-            for stem in sorted({*images, *masks}, key=natural_key):
+            files = images | masks
+            for stem in sorted(files, key=natural_key):
                 if stem not in images or stem not in masks:
-                    missing = "mask" if stem in images else "image"
-                    file = images.get(stem) or masks[stem]
-                    raise DataError(f"{file}: there is no {missing} of this name beside it")
+                    raise DataError(
+                        f"{files[stem]}: there is no {'mask' if stem in images else 'image'} of this name beside it"
+                    )
                 pairs.append(MaskPair(images[stem], masks[stem], split))
         return _read_pairs(root.resolve().name, pairs, root, request)
 
@@ -196,7 +187,7 @@ def _read_pairs(
     table = _read_class_table(folder)
     pixels = [_mask_pixels(pair.mask, table is not None and table.is_colored) for pair in pairs]
     table = table or _number_classes(pairs, pixels)
-    size = sizes[0] if request.img_size is None else size_pair(request.img_size)
+    size = size_pair(request.img_size or sizes[0])
     entries = []
     masks = []
     for pair, values in zip(pairs, pixels, strict=True):
@@ -204,19 +195,13 @@ def _read_pairs(
         label = int(main_classes(mask, len(table.names)))
         entries.append(Entry(str(pair.image), (table.names[label],), pair.split))
         masks.append(resize_masks(mask, size))
-    masks_of_all = torch.cat(masks)
-    if not masks_of_all.any():
+    targets = {"mask": torch.cat(masks)}
+    if not targets["mask"].any():
         raise DataError(
-            f"{name}: every mask holds {table.names[0]!r} alone, the background; "
-            "expected another class"
+            f"{name}: every mask holds {table.names[0]!r} alone, the background; expected another class"
         )
     return read_entries(
-        name,
-        entries,
-        request,
-        can_stay=False,
-        classes=table.names,
-        targets={"mask": masks_of_all},
+        name, entries, request, can_stay=False, classes=table.names, targets=targets
     )
 
 
@@ -241,7 +226,7 @@ class _ClassTable(NamedTuple):
 
 def _read_class_table(folder: Path) -> _ClassTable | None:
     file = next(filter(Path.is_file, map(folder.joinpath, CLASS_TABLES)), None)
-    if file is None:
+    if not file:
         return None
     rows: list[tuple[str, bytes]] = []  # the name of a class, and the numbers after it
     with read_errors(file, "cannot be read as a table of classes"):
@@ -286,9 +271,9 @@ def _mask_pixels(file: Path, is_colored: bool) -> np.ndarray:
     with opened(file) as image:
         if image.mode in ("P", "PA") and not is_colored:
             image = image.convert("P")
-        elif not (image.mode.startswith("I") or image.mode == "F"):  # those are deeper than a byte
+        elif not image.mode.startswith(("I", "F")):  # those are deeper than a byte
             image = image.convert("RGB")
-        pixels = np.asarray(image).astype(np.int64)
+        pixels = np.array(image, np.int64)
     if pixels.ndim == 2:
         return pixels
     red, green, blue = np.moveaxis(pixels, 2, 0)

@@ -3,7 +3,6 @@
 scipy trusts lengths and sizes in a file, and deep nesting ends its process.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,10 @@ def label_arrays(
     """
     fields = variables if isinstance(variables, dict) else {}
     pixels = np.asarray(fields.get(images))
-    numbers = np.asarray(fields.get(labels)).reshape(-1)
+    numbers = np.ravel(fields.get(labels, ()))
     sizes = (*shape, len(numbers))
     is_image = pixels.dtype == np.uint8 and pixels.shape in (sizes, shape)
-    if not (is_image and pixels.size == math.prod(sizes) and numbers.dtype.kind in "uif"):
+    if not (is_image and pixels.size == np.prod(sizes) and numbers.dtype.kind in "uif"):
         raise DataError(
             f"{path}: expected {images} {[*shape, 'n']} of uint8 and n labels in {labels}, got "
             f"{list(pixels.shape)} of {pixels.dtype} and {len(numbers)} of {numbers.dtype}"

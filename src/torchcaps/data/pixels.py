@@ -15,12 +15,14 @@ AXES = ("n", "channels", "height", "width")
 MAX_CHANNELS = 4
 MAX_MASK_VALUE = 32  # of a mask without a table of classes
 CHUNK = 1024  # images resized at a time, to bound the wider copy
+Array = np.ndarray | Tensor
 Images = Shaped[Tensor, "n channels height width"]
-Size = int | tuple[int, int] | None
+HeightWidth = tuple[int, int]
+Size = int | HeightWidth | None
 """(height, width) of images to resize to, or one side of a square; None keeps what they have."""
 
 
-def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
+def size_pair(img_size: int | HeightWidth) -> HeightWidth:
     """(height, width) from a pair, or from the one side of a square.
 
     Raises:
@@ -145,7 +147,7 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
             f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}; give "
             f"in_chans={shape[1]} or in_chans={shape[3]}"
         )
-    if images.size == 0:
+    if not images.size:
         raise DataError(f"{source}: there are no pixels in images of shape {shape}")
     if images.dtype not in (np.uint8, np.uint16) and images.dtype.kind != "f":
         raise DataError(
@@ -156,7 +158,7 @@ def array_images(source: str, images: np.ndarray, in_chans: int | None = None) -
     return tensor
 
 
-def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
+def to_images(images: Array, in_chans: int | None) -> Tensor:
     """Images in an array of any usual layout as `[n, channels, height, width]`, in one block.
 
     Args:
@@ -164,8 +166,8 @@ def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
         in_chans: see `channels_first`.
     """
     if isinstance(images, np.ndarray):
-        # torch knows no uint16 in most of its functions.
-        images = deep_to_bytes(images) if images.dtype == np.uint16 else images
+        if images.dtype == np.uint16:  # which torch knows in few of its functions
+            images = deep_to_bytes(images)
         images = torch.as_tensor(np.require(images, requirements=["A", "C", "W"]))
     pixels = channels_first(images, in_chans)
     if pixels.is_floating_point():
@@ -173,7 +175,7 @@ def to_images(images: np.ndarray | Tensor, in_chans: int | None) -> Tensor:
     elif (
         pixels.dtype != torch.uint8 and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255
     ):
-        pixels = pixels.to(torch.uint8)
+        pixels = pixels.byte()
     return pixels.contiguous()
 
 
@@ -188,7 +190,7 @@ def check_images(source: str, images: Tensor) -> None:
         raise DataError(
             f"{source}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}"
         )
-    if len(images) == 0:
+    if not len(images):
         raise DataError(f"{source}: there are no images")
 
 
@@ -237,7 +239,7 @@ def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
 
 
-def random_crop(images: Images, size: int | tuple[int, int], *, generator: Generator) -> Images:
+def random_crop(images: Images, size: int | HeightWidth, *, generator: Generator) -> Images:
     """Cut a window out of each image.
 
     Args:
@@ -277,7 +279,7 @@ def center_crop(images: Images, size: int) -> Images:
     return images
 
 
-def _check_size(images: Images, size: tuple[int, int]) -> None:
+def _check_size(images: Images, size: HeightWidth) -> None:
     """Raise ValueError unless a window of this size fits into the images."""
     check_shape("images", images, AXES)
     for side, length in zip(size, images.shape[2:], strict=True):
@@ -316,5 +318,4 @@ def random_offsets(count: int, side: int, window: int, generator: Generator) -> 
     Returns:
         `[count]` integers from 0 to `side - window`, on the device of the generator.
     """
-    num_offsets = side - window + 1
-    return torch.randint(num_offsets, (count,), generator=generator, device=generator.device)
+    return torch.randint(side - window + 1, (count,), generator=generator, device=generator.device)

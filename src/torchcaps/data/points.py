@@ -12,7 +12,7 @@ from torchcaps.data._registry import ReadRequest
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import in_split
 from torchcaps.data.form import Prepared
-from torchcaps.data.pixels import Size, check_finite, size_pair
+from torchcaps.data.pixels import Array, Size, check_finite, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import open_arrays
 from torchcaps.errors import DataError, named_shape
@@ -73,14 +73,15 @@ class PointPreprocess(Preprocess, kind="points"):
         Raises:
             DataError: unreadable, of several sets, or of another size than the model takes.
         """
-        if isinstance(image, np.ndarray | Tensor):
+        if isinstance(image, Array):
             source = "points"
             sets = np.asarray(image)[None]
         elif isinstance(image, StrPath):
             source = str(image)
             with open_arrays(Path(source)) as arrays:
                 sets = arrays.get("points", np.zeros(0))
-            sets = sets[None] if sets.ndim == 2 else sets
+            if sets.ndim == 2:
+                sets = sets[None]
         else:
             raise DataError(
                 f"points: expected a file, an array or a tensor, got {type(image).__name__}"
@@ -121,24 +122,23 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
         DataError: other axes, fewer than two points, NaN, or a set whose points are all the same.
     """
     if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
-        shape = named_shape(("n", "points", "coordinates"), sets.shape)
         raise DataError(
             f"{source}: expected [n, points, coordinates] with 2 points or more "
-            f"and 2 or 3 coordinates, got {shape}"
+            f"and 2 or 3 coordinates, got {list(sets.shape)}"
         )
     if sets.dtype.kind not in "iuf":
         raise DataError(f"{source}: expected coordinates that are numbers, got {sets.dtype}")
     points = sets.astype(np.float64)
     check_finite(source, torch.from_numpy(points), "set")
-    largest = np.abs(points).max(axis=(1, 2), keepdims=True)
+    largest = abs(points).max(axis=(1, 2), keepdims=True)
     points /= np.where(largest > 0, largest, 1.0)
     points -= points.mean(axis=1, keepdims=True)
     radius = np.sqrt(np.square(points).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
     is_single = radius <= MIN_RADIUS
     if is_single.any():
         raise DataError(f"{source}: the points of set {is_single.argmax()} all lie in one place")
-    scaled = (points * (RADIUS / radius)).astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
+    scaled = torch.from_numpy(points * (RADIUS / radius)).float()
+    return scaled.mT.contiguous().unsqueeze(-1)
 
 
 def select_points(

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from PIL import Image
@@ -14,6 +12,8 @@ from torch import Tensor
 from torchcaps.data.form import Form, Prepared
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
+    Array,
+    HeightWidth,
     Size,
     array_images,
     center_crop,
@@ -32,7 +32,7 @@ from torchcaps.types import Json, StrPath
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
 MAX_REPR = 400  # characters of a description in an error
-Picture = StrPath | Image.Image | np.ndarray | Tensor
+Picture = StrPath | Image.Image | Array
 
 
 def read_picture(
@@ -49,10 +49,9 @@ def read_picture(
     Raises:
         DataError: unreadable, of an unclear layout, or out of range.
     """
-    if not isinstance(image, np.ndarray | Tensor):
+    if not isinstance(image, Array):
         return decode_image(image, size, in_chans, name=name)[None]
-    array = tensor_array(torch.as_tensor(image))
-    images = array_images("image", array[None], in_chans)
+    images = array_images("image", tensor_array(torch.as_tensor(image))[None], in_chans)
     return fit_images(images, size, in_chans).clone()
 
 
@@ -71,7 +70,7 @@ class Preprocess:
         DataError: at construction, when a size is out of range, or the crop larger than the image.
     """
 
-    img_size: tuple[int, int]
+    img_size: HeightWidth
     in_chans: int
     crop: int | None = None
     form: Form | None = None
@@ -118,7 +117,12 @@ class Preprocess:
 
         Returns:
             The inputs.
+
+        Raises:
+            DataError: a size for inputs that have their own, or another change of channels.
         """
+        if img_size is not None and cls.target_size is None:
+            raise DataError(f"img_size: expected None for images of several sizes, got {img_size}")
         return fit_images(inputs, img_size, in_chans)
 
     @classmethod
@@ -146,9 +150,9 @@ class Preprocess:
         return self.img_size
 
     @property
-    def model_size(self) -> tuple[int, int]:
+    def model_size(self) -> HeightWidth:
         """(height, width) of what the model gets."""
-        return self.img_size if self.crop is None else (self.crop, self.crop)
+        return (self.crop, self.crop) if self.crop else self.img_size
 
     def is_input(self, path: str) -> bool:
         """Whether a file in a folder is one to predict, by its name, or else by how it begins.
@@ -193,19 +197,21 @@ class Preprocess:
             DataError: as of a call.
         """
         images = read_picture(image, self.target_size, self.in_chans, name)
-        if self.crop is not None:
+        if self.crop:
             images = center_crop(images, self.crop)
         pixels = to_float(images)[0]
         if self.form is None:
             return Prepared(1 - pixels, "inverted") if invert == "yes" else Prepared(pixels)
-        is_gray = bool((pixels == pixels[:1]).all())
+        is_gray = (pixels == pixels[:1]).all()
         if invert != "yes" and is_gray and self.form.fits(pixels[0].numpy()):
             return Prepared(pixels)
-        if isinstance(image, np.ndarray | Tensor):
+        if isinstance(image, Array):
             gray = to_float(to_channels(read_picture(image, None, self.in_chans, name), 1))[0]
         else:  # on the page that shows more of it
-            decode = partial(decode_image, image, None, 1, name=name)
-            pages = [to_float(decode(background=color)) for color in ("black", "white")]
+            pages = [
+                to_float(decode_image(image, None, 1, name=name, background=color))
+                for color in ("black", "white")
+            ]
             gray = max(pages, key=lambda page: float(page.std()))
         prepared = self.form.bring(gray[0].numpy(), self.model_size, invert)
         return prepared._replace(pixels=prepared.pixels.repeat(self.in_chans, 1, 1))
@@ -235,14 +241,12 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
-            form = settings.get("form")
-            form = form and Form(**form)
+            form = settings.get("form") and Form(**settings["form"])
             if set(map(type, (height, width, channels, crop or 0))) != {int}:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
-                "preprocess: expected img_size [height, width] and in_chans, "
-                f"got {repr(settings)[:MAX_REPR]}"
+                f"preprocess: expected img_size [height, width] and in_chans, got {repr(settings)[:MAX_REPR]}"
             ) from None
         return preprocess_class((height, width), channels, crop, form)
 
@@ -256,12 +260,6 @@ class OwnSizePreprocess(Preprocess, kind="sizes"):
     """Takes pictures at their own size, which is `img_size` or larger."""
 
     target_size = None
-
-    @classmethod
-    def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
-        if img_size is not None:
-            raise DataError(f"img_size: expected None for images of several sizes, got {img_size}")
-        return super().resize(source, inputs, img_size, in_chans)
 
 
 @dataclass(frozen=True)
@@ -288,7 +286,7 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
         Raises:
             DataError: a file or a picture, whose values would not be those of the training.
         """
-        if not isinstance(image, np.ndarray | Tensor):
+        if not isinstance(image, Array):
             raise DataError(
                 f"{name or 'image'}: expected an array that is prepared as those of the training, "
                 f"whose values were not in [0, 1], got {type(image).__name__}"
@@ -303,6 +301,6 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
             height=height,
             width=width,
         )
-        if self.crop is not None:
+        if self.crop:
             values = center_crop(values[None], self.crop)[0]
         return Prepared(values)

@@ -10,16 +10,17 @@ import gzip
 import io
 import lzma
 import math
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from torchcaps.errors import DataError, TorchcapsError, check_regular
+from torchcaps.types import StrPath
 
 FLOOR = 256 << 20  # bytes of memory that any file may take
 RATIO = 32  # and times its size on disk, where that is more
@@ -32,7 +33,7 @@ DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
 
 
 @contextmanager
-def read_errors(name: Path | str, problem: str = "cannot be read") -> Iterator[None]:
+def read_errors(name: StrPath, problem: str = "cannot be read") -> Iterator[None]:
     """Turn any exception inside into a DataError of one line, "`name`: `problem` (...)".
 
     The exception is its cause.
@@ -72,23 +73,20 @@ def check_memory(path: Path, num_bytes: int) -> None:
         )
 
 
+@dataclass(eq=False)
 class Unpacked(io.RawIOBase):
     """A file that is decompressed while it is read, no further than `check_memory` allows."""
 
-    def __init__(self, path: Path, stream: Any) -> None:
-        super().__init__()
-        self.path = path
-        self.stream = stream
+    path: Path
+    stream: Any
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes; all that are left for a negative size."""
-        if size < 0:
-            return self.readall()
-        check_memory(self.path, self.tell() + size)
-        return self.stream.read(size)
+        check_memory(self.path, self.tell() + size)  # before a buffer of this size is made
+        return super().read(size)
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with the next bytes, and return their number."""
@@ -104,7 +102,7 @@ class Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def open_file(path: Path | str, problem: str = "cannot be read") -> Iterator[Any]:
+def open_file(path: StrPath, problem: str = "cannot be read") -> Iterator[Any]:
     """Open a regular file of bytes, decompressed if it begins as gzip, bzip2 or xz do.
 
     Args:
@@ -115,7 +113,7 @@ def open_file(path: Path | str, problem: str = "cannot be read") -> Iterator[Any
     with read_errors(path, problem):
         check_regular(path)
         with path.open("rb") as file:
-            check_memory(path, os.fstat(file.fileno()).st_size)
+            check_memory(path, path.stat().st_size)
             for magic, unpack in DECOMPRESSORS.items():
                 if file.peek(8).startswith(magic):
                     yield Unpacked(path, unpack(file))
@@ -130,7 +128,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def to_array(
-    path: Path | str, contents: bytes, start: int, shape: Sequence[int], dtype: np.dtype[Any]
+    path: StrPath, contents: bytes, start: int, shape: Sequence[int], dtype: np.dtype[Any]
 ) -> np.ndarray:
     """The numbers that follow a header, which states their shape.
 

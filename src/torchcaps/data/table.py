@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 
@@ -58,8 +57,8 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
     options = request.options
     if options.value_column and options.label_column:
         raise ArgumentError("value_column", "expected no label_column beside it, got both")
-    names = (options.value_column or options.label_column or "label").split(",")
-    columns = tuple(map(str.strip, names))
+    names = options.value_column or options.label_column or "label"
+    columns = tuple(map(str.strip, names.split(",")))
     entries = []
     values = []
     missing = {}
@@ -80,6 +79,10 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
         for row in rows:
             line = f"{path} line {rows.line_num}"
             name = row[file].strip()
+            image = os.path.join(path.parent, name)
+            if not os.path.isfile(image):
+                missing[image] = f"{line}: no such file {image}"
+                continue
             cells = [row[column].strip() for column in columns]
             labels: Names = ()
             if options.value_column:
@@ -87,21 +90,15 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
             else:
                 labels = _read_labels(line, name, cells, options.label_separator)
             group = find_group(options.group_pattern, name)
-            if options.group_column is not None:
+            if options.group_column:
                 group = row[options.group_column].strip()
                 if not group:
-                    column = options.group_column
-                    raise DataError(f"{line}: expected a {column!r}, which names a group")
-            image = os.path.join(path.parent, name)
+                    raise DataError(f"{line}: expected a group in {options.group_column!r}")
             entries.append(Entry(image, labels, row_split(line, row), group))
-            if not os.path.isfile(image):
-                missing[image] = f"{line}: no such file {image}"
-    notes = damage_notes(path.stem, missing, len(entries), options.skip_damaged)
-    read = [row for row, entry in enumerate(entries) if entry.file not in missing]
-    entries = [entries[row] for row in read]
+    num_images = len(entries) + len(missing)
+    notes = damage_notes(path.stem, missing, num_images, options.skip_damaged)
     extras: Json = {}
     if options.value_column:
-        values = [values[row] for row in read]
         extras = {"classes": columns, "targets": {"value": torch.tensor(values)}}
     return read_entries(path.stem, entries, request, notes=notes, **extras)
 
@@ -132,5 +129,5 @@ register_format(
     lambda path: path.suffix.lower() == ".csv" and not path.is_dir(),
     read_table,
     splits=SPLITS_WITH_VAL,
-    options=tuple(field.name for field in fields(ReadOptions)),
+    options=tuple(vars(ReadOptions())),
 )

@@ -118,7 +118,7 @@ def to_array(rows: Any) -> np.ndarray:
         # Python numbers in an array of objects, such as a column of pandas, become an array again.
         return np.asarray(rows.tolist() if str(getattr(rows, "dtype", "")) == "object" else rows)
     except ValueError:
-        return np.fromiter(rows, dtype=object)
+        return np.fromiter(rows, object)
 
 
 def _is_whole(array: np.ndarray) -> bool:
@@ -186,7 +186,7 @@ def _encode(
     if form.kind == "values":
         return "value", torch.as_tensor(array).float().reshape(len(array), -1), classes
     if form.kind == "classes":
-        array = array.reshape(-1)
+        array = array.ravel()
         classes = classes or class_names(array, num_classes)
         return "label", known_indices(array, classes), classes
     if form.kind == "lists":
@@ -238,8 +238,7 @@ def _mask_indices(masks: np.ndarray, axis: int | None, num_classes: int) -> np.n
 def _count_error(expected: int, got: int) -> ArgumentError:
     return ArgumentError(
         "labels",
-        f"expected {expected} classes, as the model has, got {got}; "
-        f"build it with num_classes={got}",
+        f"expected {expected} classes, as the model has, got {got}; build it with num_classes={got}",
     )
 
 
@@ -256,7 +255,7 @@ def class_names(labels: np.ndarray, num_classes: int | None = None) -> Names:
     Raises:
         ArgumentError: other labels, or names that are not as many as the model's classes.
     """
-    are_numbers = labels.size > 0 and _is_whole(labels) and labels.min() >= 0
+    are_numbers = labels.size and _is_whole(labels) and labels.min() >= 0
     if not (are_numbers or labels.dtype.kind == "U"):
         raise ArgumentError(
             "labels", f"expected whole numbers from 0, or names, got {labels[:3].tolist()}"
@@ -290,6 +289,7 @@ def known_indices(labels: np.ndarray, classes: Names) -> Int64[Tensor, " n"]:
     except KeyError as error:
         is_inside = labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < len(classes)
         if is_inside and not any(map(str.isdecimal, classes)):
-            return torch.as_tensor(labels.astype(np.int64))
-        names = ", ".join(classes)
-        raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None
+            return torch.as_tensor(labels)
+        raise ArgumentError(
+            "labels", f"expected one of {', '.join(classes)}, got {error.args[0]}"
+        ) from None

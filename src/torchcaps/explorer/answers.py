@@ -17,7 +17,7 @@ from torchcaps.functional import DenseField
 from torchcaps.nn import Router
 from torchcaps.tasks import Task
 from torchcaps.tasks.masks import overlays
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, Json
 
 MAX_STEPS = 10  # iterations of an answer
 
@@ -45,10 +45,10 @@ def decode(text: Any, name: str, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(numbers.copy())
 
 
-def look(served: ServedModel, image: Any, **_: Any) -> dict[str, Any]:
+def look(served: ServedModel, image: Any, **_: Any) -> Json:
     """What a model makes of an image: lengths, and, where it has them, poses, votes and couplings."""
     model, spec = served.task.model, served.task.spec
-    pixels = decode(image, "image", served.shape).clamp(0, 1).unsqueeze(0)
+    pixels = decode(image, "image", served.shape).clamp(0, 1)[None]
     with evaluating(model):
         if spec.is_dense:
             shares, seen = overlays(served.task, pixels)
@@ -56,10 +56,8 @@ def look(served: ServedModel, image: Any, **_: Any) -> dict[str, Any]:
         if not spec.pose:
             return {"lengths": encode(activations_of(model, pixels, spec))}
         pose, activation = model.capsules(pixels)
-        answer: dict[str, Any] = {"lengths": encode(activation), "poses": encode(pose)}
-        if has_votes(served.task):
-            answer |= votes_of(model, pixels)
-    return answer
+        votes = votes_of(model, pixels) if has_votes(served.task) else {}
+        return {"lengths": encode(activation), "poses": encode(pose)} | votes
 
 
 def has_votes(task: Task) -> bool:
@@ -70,7 +68,7 @@ def has_votes(task: Task) -> bool:
     return layer.router.normalized and layer.field is DenseField
 
 
-def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
+def votes_of(model: Any, pixels: Tensor) -> Json:
     """The votes for the classes, and the couplings when routing stops after each iteration.
 
     Layers below route as they do, so that the votes stay the same.
@@ -81,23 +79,28 @@ def votes_of(model: Any, pixels: Tensor) -> dict[str, Any]:
         weights = trace.coupling
         if layer.router.activation == "probability":  # the votes do not carry it
             weights = weights * votes.activation.unsqueeze(-1)
-        step = {"couplings": trace.coupling, "weights": weights}
-        step |= {"lengths": trace.activation, "poses": trace.pose}
+        step = {
+            "couplings": trace.coupling,
+            "weights": weights,
+            "lengths": trace.activation,
+            "poses": trace.pose,
+        }
         steps.append({key: encode(tensor) for key, tensor in step.items()})
     dense = votes.dense()[0]
-    sizes = dict(zip(("children", "classes", "dim"), dense.shape, strict=True))
-    router = layer.router.describe()
-    return {"votes": encode(dense), "sizes": sizes, "router": router} | {
+    return {
+        "votes": encode(dense),
+        "sizes": dict(zip(("children", "classes", "dim"), dense.shape, strict=True)),
+        "router": layer.router.describe(),
         "steps": steps[:-1],
         "off": steps[-1],
     }
 
 
-def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]:
+def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> Json:
     """What the decoder draws of the pose of one class, with all others at zero."""
     model = served.task.model
     with evaluating(model):
-        blank = model.capsules(torch.zeros(served.shape).unsqueeze(0))
+        blank = model.capsules(torch.zeros(served.shape)[None])
         check_range("label", label, low=0, high=blank.activation.shape[1] - 1)
         vector = decode(pose, "pose", blank.pose.shape[2:])
         poses = torch.zeros_like(blank.pose)
@@ -105,7 +108,7 @@ def draw(served: ServedModel, pose: Any, label: Any, **_: Any) -> dict[str, Any]
         activation = torch.zeros_like(blank.activation)
         activation[0, label] = vector.norm() if served.task.spec.activation == "length" else 1.0
         drawing = model.reconstruct(Capsules(poses, activation), torch.tensor([label]))
-    return {"drawing": encode(drawing)}
+        return {"drawing": encode(drawing)}
 
 
-ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {"look": look, "draw": draw}
+ANSWERS: dict[str, Callable[..., Json]] = {"look": look, "draw": draw}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -27,15 +26,15 @@ from torchcaps.reporting.prediction import load_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training.files import MODEL_FILE, atomic, make_folder
-from torchcaps.types import model_metadata
+from torchcaps.types import Json, StrPath, model_metadata
 from torchcaps.words import unique_suffixes
 
 PORT = 8700  # of a server that nobody asked for
 
 
 def explore(
-    run: str | Path | None = None,
-    other: str | Path | None = None,
+    run: StrPath | None = None,
+    other: StrPath | None = None,
     *,
     root: str | None = None,
     port: int | None = None,
@@ -63,12 +62,15 @@ def explore(
     runs = [Path(path) for path in (run or weights_file(), other) if path is not None]
     names = unique_suffixes([path.parent if path.name == MODEL_FILE else path for path in runs])
     names = [name.removesuffix(".safetensors") for name in names]
+    models: list[ServedModel] = []
+    source = "local"
     try:
-        contents = [_carry(path, name, root) for path, name in zip(runs, names, strict=True)]
-        models: list[ServedModel] = []
-        source = "local"
+        contents = [
+            carry(load_model(path, "cpu"), images_of(path, root), name, facts_of(path))
+            for path, name in zip(runs, names, strict=True)
+        ]
     except ExportError:
-        models, contents = [], []
+        contents = []
         source = "server"
         for path, name in zip(runs, names, strict=True):
             served, content = describe_run(path, name, root)
@@ -80,11 +82,11 @@ def explore(
         content.head["role"] = "other"
     html = assemble(contents, source)
     if port is None:
-        folder = default_cache_dir() if run is None else evaluation_folder(runs[0])
+        folder = evaluation_folder(runs[0]) if run else default_cache_dir()
         path = folder.resolve() / "page" / "index.html"
         make_folder(path.parent)
         with atomic(path) as partial:
-            partial.write_text(html, encoding="utf-8")
+            partial.write_text(html, "utf-8")
         log(str(path))
         if open_page:
             webbrowser.open(path.as_uri())
@@ -97,14 +99,8 @@ def explore(
         server.serve_forever()
 
 
-def _carry(run: Path, name: str, root: str | None) -> Content:
-    """A network that the page runs itself; ExportError for one that it cannot."""
-    model = load_model(run, "cpu")
-    return carry(model, images_of(run, root), name, facts_of(run))
-
-
 def describe_run(
-    run: str | Path | nn.Module, name: str, root: str | None = None
+    run: StrPath | nn.Module, name: str, root: str | None = None
 ) -> tuple[ServedModel, Content]:
     """A model that the server answers for.
 
@@ -123,14 +119,14 @@ def describe_run(
     model = load_model(run, "cpu")
     preprocess = model_metadata(model).preprocess
     if not preprocess.is_picture:
-        problem = f"the explorer shows pictures, and this model takes {preprocess.kind}"
-        raise ArgumentError(name, problem)
+        raise ArgumentError(
+            name, f"the explorer shows pictures, and this model takes {preprocess.kind}"
+        )
     data = None
-    facts: dict[str, Any] = {}
+    facts: Json = {}
     task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
     if not isinstance(run, nn.Module):
         data = images_of(run, root)
         facts = facts_of(Path(run))
-    height, width = preprocess.model_size
-    shape = (preprocess.in_chans, height, width)
-    return ServedModel(task, shape), describe(task.model, data, name, facts)
+    served = ServedModel(task, (preprocess.in_chans, *preprocess.model_size))
+    return served, describe(task.model, data, name, facts)

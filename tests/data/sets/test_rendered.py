@@ -33,10 +33,9 @@ def test_shapes_of_a_seed_are_as_recorded():
 
 def test_shapes_are_fetched_as_they_are_rendered(tmp_path, monkeypatch, restore):
     restore(_registry.DATASETS)
-    info, reader = _registry.DATASETS["shapes"]
-    smaller = replace(info, train=3, test=2)
+    smaller = replace(shapes.INFO, train=3, test=2)
     monkeypatch.setattr(shapes, "INFO", smaller)
-    _registry.DATASETS.add("shapes", (smaller, reader), replace=True)
+    _registry.register_dataset(smaller, replace=True)(_registry.dataset_reader("shapes"))
     fetch_dataset("shapes", tmp_path)
     assert all(check.ok for check in verify_dataset("shapes", cache_dir=tmp_path))
     for split, count, seed in (("train", 3, 0), ("test", 2, 1)):
@@ -44,7 +43,7 @@ def test_shapes_are_fetched_as_they_are_rendered(tmp_path, monkeypatch, restore)
         images = load_dataset("shapes", split, cache_dir=tmp_path)
         assert torch.equal(images.images, expected.images)
         assert torch.equal(images.targets["mask"], expected.targets["mask"])
-        assert (images.classes, images.name) == (info.classes, "shapes")
+        assert (images.classes, images.name) == (smaller.classes, "shapes")
 
 
 def test_planes_of_a_seed_are_as_recorded():

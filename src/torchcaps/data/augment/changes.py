@@ -40,8 +40,8 @@ class ShiftSettings:
 def shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
     """Move each image by whole pixels, uniformly along each axis; zeros come in."""
     # A window of the old size, at a random place of the image with a margin of zeros.
-    padded = F.pad(images, (settings.shift or 0,) * 4)
     height, width = images.shape[2:]
+    padded = F.pad(images, (settings.shift or 0,) * 4)
     return random_crop(padded, (height, width), generator=generator)
 
 
@@ -112,8 +112,7 @@ def affine(images: Images, settings: AffineSettings, generator: Generator) -> Im
     inverse = inverse_map(turn, slope, factor * width_factor, factor)
     # From pixels to the coordinates of affine_grid, in which both sides have equal lengths.
     ratio = images.shape[2] / images.shape[3]
-    ratios = torch.tensor([[1, ratio], [1 / ratio, 1]], dtype=inverse.dtype)
-    inverse = inverse * to_device(ratios, inverse)
+    inverse = inverse * to_device(torch.tensor([[1, ratio], [1 / ratio, 1]]), inverse)
     theta = torch.cat([inverse, move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
 
     # Integers are sampled as floats, then rounded.
@@ -140,8 +139,8 @@ def inverse_map(
     """
     cos = turn.cos()
     sin = turn.sin()
-    x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]
-    y = torch.stack([-sin, cos], dim=1) / scale_y[:, None]
+    x = torch.column_stack([cos + shear * sin, sin - shear * cos]) / scale_x[:, None]
+    y = torch.column_stack([-sin, cos]) / scale_y[:, None]
     return torch.stack([x, y], dim=1)
 
 
@@ -162,10 +161,8 @@ def erase(images: Images, settings: EraseSettings, generator: Generator) -> Imag
     check_range("erase", side, low=0, high=min(images.shape[2:]))
     is_erased = []
     for length in images.shape[2:]:  # whether a pixel of the axis is in the square, [batch, length]
-        start = random_offsets(len(images), length, side, generator)
-        from_start = torch.arange(length, device=images.device) - to_device(
-            start, images.device
-        ).unsqueeze(1)
+        start = to_device(random_offsets(len(images), length, side, generator), images.device)
+        from_start = torch.arange(length, device=images.device) - start.unsqueeze(1)
         is_erased.append((from_start >= 0) & (from_start < side))
     rows, columns = is_erased
     return images.masked_fill((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1), 0)
@@ -211,8 +208,7 @@ def morphology(images: Images, settings: MorphologySettings, generator: Generato
     Each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the upper left.
     """
     # The 2 x 2 pixels at each pixel: [batch, channels, height, width, 2, 2].
-    padded = F.pad(images, (0, 1, 0, 1))
-    squares = padded.unfold(2, 2, 1).unfold(3, 2, 1)
+    squares = F.pad(images, (0, 1, 0, 1)).unfold(2, 2, 1).unfold(3, 2, 1)
     thick = squares.amax(dim=(-2, -1))
     thin = squares.amin(dim=(-2, -1))
 

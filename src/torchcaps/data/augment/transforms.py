@@ -12,7 +12,6 @@ is changed as a stack of images, one channel for each class.
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Any, get_type_hints
 
 import torch
@@ -66,9 +65,9 @@ class Augmentation:
             group: has the settings of all augmentations as attributes. One that it lacks has its
                 default.
         """
-        amounts = {}
-        for field in fields(self.settings):
-            amounts[field.name] = getattr(group, field.name, field.default)
+        amounts = {
+            field.name: getattr(group, field.name, field.default) for field in fields(self.settings)
+        }
         return self.settings(**amounts) if any(map(amounts.get, self.switches)) else None
 
     def refuse(self, group: Any, reason: str) -> None:
@@ -84,8 +83,10 @@ class Augmentation:
         for field in fields(self.settings):
             amount = getattr(group, field.name, field.default)
             if field.name in self.switches and amount and amount != field.default:
-                off = False if amount is True else 0
-                raise ArgumentError(field.name, f"expected {off} for {reason}, got {amount}")
+                raise ArgumentError(
+                    field.name,
+                    f"expected {False if amount is True else 0} for {reason}, got {amount}",
+                )
 
 
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
@@ -141,8 +142,9 @@ def register_augmentation(
                 raise ArgumentError("settings", f"expected {field.name} to be made by `setting`")
             for rival in AUGMENTATIONS.registered():
                 if field.name in rival.settings.__dataclass_fields__ and rival.name != name:
-                    problem = f"{field.name!r} is one of {rival.name}; expected another name"
-                    raise ArgumentError("settings", problem)
+                    raise ArgumentError(
+                        "settings", f"{field.name!r} is one of {rival.name}; expected another name"
+                    )
         get_type_hints(settings)  # raises NameError here for a type that is not known
         augmentation = Augmentation(
             name, function, settings, tuple(moves), order, tuple(parameters)
@@ -156,7 +158,7 @@ def register_augmentation(
 def ordered_augmentations() -> list[Augmentation]:
     """All augmentations, the first to be applied first; of equal order the one registered first."""
     plugins.load_entry_points()
-    return sorted(AUGMENTATIONS.registered(), key=attrgetter("order"))
+    return sorted(AUGMENTATIONS.registered(), key=lambda augmentation: augmentation.order)
 
 
 class Transforms:
@@ -186,10 +188,9 @@ class Transforms:
         self.mask_classes = mask_classes
         self.steps: list[tuple[Augmentation, Any]] = []
         if crop is not None:
-            cropping = Augmentation("crop", _crop, object, moves=MOVED, order=CROP_ORDER)
-            self.steps.append((cropping, crop))
+            self.steps.append((Augmentation("crop", _crop, object, MOVED, CROP_ORDER), crop))
         for augmentation in ordered_augmentations():
-            if mask_classes is not None and augmentation.moves and "mask" not in augmentation.moves:
+            if mask_classes and augmentation.moves and "mask" not in augmentation.moves:
                 augmentation.refuse(settings, "images with masks, which would not fit")
             elif configured := augmentation.configured(settings):
                 self.steps.append((augmentation, configured))
@@ -216,7 +217,7 @@ class Transforms:
         """
         planes = {"inputs": batch.inputs}
         targets = dict(batch.targets)
-        if self.steps and "mask" in targets and self.mask_classes is not None:
+        if self.steps and "mask" in targets and self.mask_classes:
             planes["mask"] = one_hot_foreground(targets["mask"], self.mask_classes - 1)
         if self.steps and "singles" in targets:
             planes["singles"] = targets["singles"].flatten(1, 2)
@@ -226,17 +227,17 @@ class Transforms:
             # What moves together is one tensor, so that it meets the same random numbers.
             pixels = stack[0] if len(stack) == 1 else torch.cat(stack, dim=1)
             changed = self._apply(augmentation, pixels, settings, generator)
-            parts = changed.split([part.shape[1] for part in stack], dim=1)
-            planes |= dict(zip(names, parts, strict=True))
+            sizes = [part.shape[1] for part in stack]
+            planes |= dict(zip(names, changed.split(sizes, dim=1), strict=True))
         self.is_checked = True
         if "mask" in planes:
             background = 1 - planes["mask"].sum(dim=1, keepdim=True)
             targets["mask"] = torch.cat([background, planes["mask"]], dim=1).argmax(dim=1)
         if "singles" in planes:
-            shape = targets["singles"].shape[1:3]
-            targets["singles"] = planes["singles"].unflatten(1, shape).contiguous()
+            singles = planes["singles"].unflatten(1, targets["singles"].shape[1:3])
+            targets["singles"] = singles.contiguous()
         inputs = planes["inputs"].contiguous(memory_format=torch.channels_last)
-        return Batch(inputs, targets, batch.indices)
+        return batch._replace(inputs=inputs, targets=targets)
 
     def _apply(
         self, augmentation: Augmentation, images: Images, settings: Any, generator: Generator
@@ -244,11 +245,13 @@ class Transforms:
         """The images changed by an augmentation; ArgumentError where it returns something else."""
         changed = augmentation.apply(images, settings, generator)
         if not isinstance(changed, Tensor):
-            problem = f"expected it to return a tensor, got {type(changed).__name__}"
-            raise ArgumentError(augmentation.name, problem)
+            raise ArgumentError(
+                augmentation.name, f"expected it to return a tensor, got {type(changed).__name__}"
+            )
         if augmentation.apply is not _crop:
-            sizes = dict(zip(AXES, images.shape, strict=True))
-            check_shape(augmentation.name, changed, AXES, **sizes)
+            check_shape(
+                augmentation.name, changed, AXES, **dict(zip(AXES, images.shape, strict=True))
+            )
         if not self.is_checked and not changed.isfinite().all():
             raise ArgumentError(augmentation.name, "expected it to return finite numbers")
         return changed.to(images)
@@ -263,8 +266,8 @@ class Transforms:
             "transform",
             lambda images, _, generator: function(images, generator),
             object,
-            moves=(),
-            order=math.inf,
+            (),
+            math.inf,
         )
         self.steps.append((augmentation, None))
 

@@ -22,8 +22,8 @@ INFO = published_set("affnist")
 def _find_files(folder: Path, split: str) -> list[Path]:
     """The files of a split, in their numbers' order."""
     for base in (folder / "transformed", folder):
-        if files := list((base / FOLDERS[split]).glob("*.mat")):
-            return sorted(files, key=lambda path: natural_key(path.name))
+        if files := sorted((base / FOLDERS[split]).glob("*.mat"), key=natural_key):
+            return files
     return []
 
 
@@ -44,11 +44,11 @@ def read_affnist(path: StrPath, name: str = "affnist") -> Dataset:
     fields: Any = read_mat(path).get("affNISTdata")
     images, labels = label_arrays(path, fields, "image", "label_int", (SIDE * SIDE,))
     targets = {"label": labels}
-    ids = np.asarray(fields.get("original_id", ())).reshape(-1)
+    ids = np.ravel(fields.get("original_id", ()))
     if ids.size == len(labels):
         targets["original"] = torch.from_numpy(ids.astype(np.int64) - 1)
-    pixels = images.T.reshape(-1, 1, SIDE, SIDE)
-    return Dataset(pixels, targets, INFO.classes, name, targets.get("original"))
+    images = images.T.reshape(-1, 1, SIDE, SIDE)
+    return Dataset(images, targets, INFO.classes, name, targets.get("original"))
 
 
 def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
@@ -62,6 +62,6 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
 register_directory_format(
     INFO,
     "a folder of affNIST's batches",
-    lambda folder: bool(_find_files(folder, "train") or _find_files(folder, "test")),
+    lambda folder: any(_find_files(folder, split) for split in FOLDERS),
     _read_all,
 )

@@ -7,7 +7,6 @@ version are records of one label byte and 3,072 pixel bytes (red, green, blue pl
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from torchcaps.data._registry import ReadRequest, register_directory_format
@@ -50,13 +49,15 @@ def read_cifar(folder: StrPath, split: str = "train", name: str = "cifar10") -> 
         raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
     batches = []
     for file in files:
-        content = np.frombuffer(read_bytes(file), dtype=np.uint8)
-        if len(content) == 0 or len(content) % RECORD:
-            problem = f"truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
-            raise DataError(f"{file}: {problem}")
-        batches.append(content.reshape(-1, RECORD))
-        check_labels(str(file), torch.from_numpy(batches[-1][:, 0].astype(np.int64)), INFO.classes)
-    records = torch.from_numpy(np.concatenate(batches))
+        content = read_bytes(file)
+        if not content or len(content) % RECORD:
+            raise DataError(
+                f"{file}: truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
+            )
+        batch = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, RECORD)
+        check_labels(str(file), batch[:, 0].long(), INFO.classes)
+        batches.append(batch)
+    records = torch.cat(batches)
     images = records[:, 1:].unflatten(1, INFO.image_shape).contiguous()
     return Dataset(images, {"label": records[:, 0].long()}, INFO.classes, name)
 

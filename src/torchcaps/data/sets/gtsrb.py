@@ -58,21 +58,21 @@ def read_gtsrb(folder: StrPath, request: ReadRequest, name: str = "gtsrb") -> Da
             0 to 42.
     """
     base = _find_base(Path(folder))
-    if base is None:
-        expected = "Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
-        raise DataError(f"{folder}: no {expected}")
+    if not base:
+        raise DataError(
+            f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
+        )
     test_table = next(filter(Path.is_file, map(base.joinpath, TEST_TABLES)), None)
-    tables = _class_tables(base)
-    split = None
-    if test_table is not None:
-        split = request.split
-        tables = [test_table] if split == "test" else tables
+    split = request.split if test_table else None
+    tables = [test_table] if test_table and split == "test" else _class_tables(base)
     entries = [entry for table in tables for entry in _read_table(table, split)]
     matches = [re.fullmatch(r"(\d{1,18})_(\d{1,18})", Path(e.file).stem) for e in entries]
     tracks = [[int(m[1]), int(m[2])] if m else [-1, -1] for m in matches]
     if all(matches):  # tracks are numbered from 0 in each class
-        pairs = zip(entries, tracks, strict=True)
-        entries = [entry._replace(group=f"{entry.labels[0]} {track[0]}") for entry, track in pairs]
+        entries = [
+            entry._replace(group=f"{entry.labels[0]} {track[0]}")
+            for entry, track in zip(entries, tracks, strict=True)
+        ]
     track, frame = torch.tensor(tracks).unbind(dim=1)
     return read_entries(
         name,
@@ -97,10 +97,10 @@ def _read_table(path: Path, split: str | None) -> list[Entry]:
     with csv_rows(path, ";", "cannot be read as a table") as rows:
         for row in rows:
             # Some copies have the test images in a folder beside their table.
-            name = row["Filename"] or ""
+            name = row["Filename"]
             places = (path.parent / name, path.parent / "Images" / name)
             file = next(filter(Path.is_file, places), None)
-            label = row["ClassId"] or ""
+            label = row["ClassId"]
             if file is None or not label.isdecimal() or int(label) >= len(INFO.classes):
                 raise DataError(
                     f"{path} line {rows.line_num}: expected a file that is there and a ClassId "

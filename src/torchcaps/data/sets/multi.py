@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
@@ -67,9 +66,10 @@ class PairMaker(Maker):
         self._counts = torch.bincount(source.labels, minlength=source.num_classes)
         self._starts = self._counts.cumsum(0) - self._counts
         self._sorted = source.labels.argsort(stable=True)
-        if source.images.dtype != torch.uint8 or int(self._counts.max()) == len(source):
-            expected = "expected uint8 images of two classes or more to make pairs of"
-            raise DataError(f"{source.name}: {expected}, got {source!r}")
+        if source.images.dtype != torch.uint8 or self._counts.max() == len(source):
+            raise DataError(
+                f"{source.name}: expected uint8 images of two classes or more, got {source!r}"
+            )
 
     def num_partners_of(self, base: Indices) -> Indices:
         """The number of images of another class, for each of these.
@@ -102,7 +102,7 @@ class PairMaker(Maker):
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
         num_partners = self.num_partners_of(base)
         rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
-        pairs = torch.stack([base, self.partner(base, rank)], dim=1)
+        pairs = torch.column_stack([base, self.partner(base, rank)])
 
         num_moves = 2 * self.max_shift + 1
         moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
@@ -122,7 +122,7 @@ class PairMaker(Maker):
             0 and 1, uint8 `[batch, classes]`, and classes `[batch, 2]`.
         """
         labels = self.source.labels[pairs]
-        hot = F.one_hot(labels, self.source.num_classes).sum(dim=1).byte()
+        hot = torch.nn.functional.one_hot(labels, self.source.num_classes).sum(dim=1).byte()
         return {"labels": hot, "single_label": labels}
 
     def split(
@@ -222,7 +222,7 @@ def make_pairs(
     random = np.random.RandomState(seed)
     ranks = torch.from_numpy(_draw_distinct(random, num_partners.numpy(), per_image))
     base = base.repeat_interleave(per_image)
-    pairs = torch.stack([base, maker.partner(base, ranks.flatten())], dim=1)
+    pairs = torch.column_stack([base, maker.partner(base, ranks.flatten())])
 
     # One shift for an image in all of its composites, and one for each of its partners.
     shifts = random.randint(-max_shift, max_shift + 1, (len(source), per_image + 1, 2))
@@ -230,9 +230,8 @@ def make_pairs(
     moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2)).reshape(-1, 2, 2)
 
     chunks = zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True)
-    images = [maker.overlay(pair, move)[0] for pair, move in chunks]
     return Dataset(
-        torch.cat(images),
+        torch.cat([maker.overlay(pair, move)[0] for pair, move in chunks]),
         maker.pair_labels(pairs) | {"chosen": pairs, "moves": moves},
         source.classes,
         name or f"multi-{source.name}",
@@ -259,7 +258,7 @@ def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int
         # A number that an earlier place of its row has too is drawn again.
         order = np.argsort(numbers, axis=1, kind="stable")
         ordered = np.take_along_axis(numbers, order, axis=1)
-        is_repeated = np.empty_like(numbers, dtype=bool)
+        is_repeated = np.empty_like(numbers, bool)
         np.put_along_axis(is_repeated, order, np.diff(ordered, axis=1, prepend=-1) == 0, axis=1)
         if not is_repeated.any():
             return numbers
@@ -277,7 +276,7 @@ def _make_masked(source: Dataset, split: str) -> Dataset:
     pairs = _make(source, split)
     maker: Any = pairs.maker
     # Filled in place: parts between large blocks split up memory.
-    masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)
+    masks = torch.empty(len(pairs), *pairs.img_size, dtype=torch.uint8)
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, brighter = maker.singles(pairs, index).amax(dim=2).max(dim=1)
         labels = pairs.targets["single_label"][index].gather(1, brighter.flatten(1))

@@ -5,19 +5,19 @@ ranges are affNIST's; the order of the factors and the resampling are ours, so t
 not accuracies on affNIST.
 """
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived, set_facts
 from torchcaps.data.augment.changes import inverse_map
 from torchcaps.data.dataset import Batch, Dataset, Maker, select_rows
-from torchcaps.data.pixels import random_offsets, to_float, windows_at
+from torchcaps.data.pixels import HeightWidth, Images, random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.errors import DataError, check_positive, check_range
 from torchcaps.transfer import to_device
@@ -31,29 +31,30 @@ LOW = (-20.0, -0.2, 0.8, 0.8)
 HIGH = (20.0, 0.2, 1.2, 1.2)
 
 
+@dataclass(frozen=True)
 class PlaceMaker(Maker):
     """Draws new places of images on their black canvases.
 
-    Args:
+    Attributes:
         content: (height, width) of an image, whose place is in the targets "top" and "left".
         canvas: side of a canvas in pixels.
     """
 
-    def __init__(self, content: tuple[int, int], canvas: int) -> None:
-        self.content = content
-        self.canvas = canvas
+    content: HeightWidth
+    canvas: int
 
     def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
         """Images at new random places; DataError where the set was cropped or resized."""
         if images.img_size != (self.canvas, self.canvas):
-            expected = f"expected canvases of {self.canvas} pixels, as they were made"
-            raise DataError(f"{images.name}: {expected}, got {images!r}")
+            raise DataError(
+                f"{images.name}: expected the canvases of {self.canvas} pixels, got {images!r}"
+            )
         targets = select_rows(images.targets, indices)
         corners = [
             random_offsets(len(indices), self.canvas, side, generator) for side in self.content
         ]
-        places = to_device(torch.stack(corners, dim=1), indices.device)
-        moves = places - torch.stack([targets["top"], targets["left"]], dim=1)
+        places = to_device(torch.column_stack(corners), indices.device)
+        moves = places - torch.column_stack([targets["top"], targets["left"]])
         targets["top"], targets["left"] = places.unbind(dim=1)
         margin = self.canvas - min(self.content)
         canvases = place_images(images.inputs[indices], images.img_size, moves, margin)
@@ -61,11 +62,11 @@ class PlaceMaker(Maker):
 
 
 def place_images(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     size: Sequence[int],
     corners: Int64[Tensor, "batch 2"],
     margin: int | None = None,
-) -> Shaped[Tensor, "batch channels rows columns"]:
+) -> Images:
     """Black canvases of `size` (rows, columns), each with an image at a place.
 
     Args:
@@ -78,8 +79,7 @@ def place_images(
     # A canvas is a window of an image with a black margin that all windows lie in.
     if margin is None or images.device.type == "cpu":  # there the smallest margin costs nothing
         room = corners.new_tensor(size) - corners.new_tensor(images.shape[2:])
-        overhang = torch.cat([corners, room - corners, corners.new_zeros(1, 2)])
-        margin = int(overhang.max())
+        margin = int(torch.cat([corners, room - corners, corners.new_zeros(1, 2)]).max())
     return windows_at(F.pad(images, (margin,) * 4), size, *(margin - corners).unbind(dim=1))
 
 
@@ -110,7 +110,7 @@ def placed(
         torch.from_numpy(random.randint(0, size - side + 1, len(source)))
         for side in source.img_size
     )
-    corners = torch.stack([tops, lefts], dim=1).to(source.images.device)
+    corners = torch.column_stack([tops, lefts]).to(source.images.device)
     return Dataset(
         place_images(source.images, (size, size), corners),
         {**source.targets, "top": tops, "left": lefts},
@@ -159,13 +159,13 @@ def affine_copies(
     amounts = torch.empty(len(original), len(FACTORS))
     for index in torch.arange(len(original)).split(CHUNK):
         images[index], amounts[index] = _copy_chunk(source, original[index], size, random)
-    factors = dict(zip(FACTORS, amounts.unbind(dim=1), strict=True))
+    targets = {"label": source.labels.cpu()[original], "original": original}
     return Dataset(
         images,
-        {"label": source.labels.cpu()[original], "original": original, **factors},
+        targets | dict(zip(FACTORS, amounts.unbind(dim=1), strict=True)),
         source.classes,
         name or f"affine-{source.name}",
-        groups=original if source.groups is None else source.groups.cpu()[original],
+        original if source.groups is None else source.groups.cpu()[original],
     )
 
 
@@ -195,16 +195,16 @@ def _copy_chunk(
         fits = (ink_sizes <= size).all(dim=1)
 
         # What fits goes to a random place, by the corner of its ink.
-        free = size - ink_sizes[fits]
-        corners = torch.from_numpy(random.randint(0, free.numpy() + 1))
+        corners = torch.from_numpy(random.randint(0, (size - ink_sizes[fits]).numpy() + 1))
         rows = pending[fits]
         images[rows] = place_images(pixels[fits], (size, size), corners - ink_corners[fits])
         amounts[rows] = torch.cat([warps[fits], corners.float()], dim=1)
         pending = pending[~fits]
         if not len(pending):
             return images, amounts
-    image = int(index[pending[0]])
-    raise DataError(f"{source.name}: image {image} does not fit a canvas of {size} × {size} pixels")
+    raise DataError(
+        f"{source.name}: image {index[pending[0]]} does not fit a canvas of {size} × {size} pixels"
+    )
 
 
 def _warp(images: Tensor, warps: Tensor) -> Tensor:
@@ -215,15 +215,13 @@ def _warp(images: Tensor, warps: Tensor) -> Tensor:
         warps: `[batch, 4]`: rotation in degrees, shear, both scales.
     """
     degrees, shear, scale_x, scale_y = warps.unbind(dim=1)
-    inverse = inverse_map(degrees * (math.pi / 180), shear, scale_x, scale_y)
+    inverse = inverse_map(degrees.deg2rad(), shear, scale_x, scale_y)
     height, width = images.shape[2:]
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2
     points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # (x, y) in pixels
-    sources = torch.einsum("bij,yxj->byxi", inverse, points)
-    grid = sources * (2 / torch.tensor([width, height]))
-    warped = F.grid_sample(images, grid, align_corners=False)
-    return warped.round().clamp(0, 255).to(torch.uint8)
+    grid = torch.einsum("bij,yxj->byxi", inverse, points) * (2 / torch.tensor([width, height]))
+    return F.grid_sample(images, grid, align_corners=False).round().clamp(0, 255).byte()
 
 
 def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,7 +237,7 @@ def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
         corners.append(has_ink.argmax(dim=1))
         end = has_ink.shape[1] - has_ink.flip(1).argmax(dim=1)
         sizes.append((end - corners[-1]) * has_ink.amax(dim=1))
-    return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
+    return torch.column_stack(corners), torch.column_stack(sizes)
 
 
 for _base in (MNIST, DIGITS):

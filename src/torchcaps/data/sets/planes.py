@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchcaps.data._registry import ReadRequest, register_dataset
+from torchcaps.data._registry import register_dataset
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.points import point_set, standardized_points
 from torchcaps.data.sources import published_set
@@ -73,7 +73,7 @@ def _make_plane(num_points: int, random: Random) -> np.ndarray:
     radius = np.sqrt(random.uniform(size=on_fuselage))
     return np.concatenate(
         [
-            np.stack([radius * np.cos(angle), half_width * radius * np.sin(angle)], axis=1),
+            np.column_stack([radius * np.cos(angle), half_width * radius * np.sin(angle)]),
             _sample_surface(wings, on_wings, random),
             _sample_surface(tail, on_tail, random),
         ]
@@ -89,15 +89,14 @@ def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
     # The front edge and the chord at that share of the span.
     edge = surface.front - surface.sweep * span_share
     chord = surface.root_chord + (surface.tip_chord - surface.root_chord) * span_share
-    return np.stack([edge - chord_share * chord, side * surface.span * span_share], axis=1)
+    return np.column_stack([edge - chord_share * chord, side * surface.span * span_share])
 
 
 INFO = published_set("planes", embedded=Path(__file__).parent)  # its only file is this one
-
-
-@register_dataset(INFO)
-def _read(folder: Path, request: ReadRequest) -> Dataset | None:
-    """Make the planes of a split; no other folder than this package's own has them."""
-    if folder != INFO.embedded:
-        return None
-    return make_planes(getattr(INFO, request.split), seed=int(request.split == "test"))
+register_dataset(INFO)(
+    lambda folder, request: (
+        make_planes(getattr(INFO, request.split), seed=int(request.split == "test"))
+        if folder == INFO.embedded
+        else None
+    )
+)

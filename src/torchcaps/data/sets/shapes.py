@@ -53,25 +53,23 @@ def _render_scene(random: np.random.RandomState, size: int) -> tuple[np.ndarray,
         `[size, size]` each.
     """
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
-    y, x = np.meshgrid(along, along, indexing="ij")
+    x, y = np.meshgrid(along, along)
     slope_x, slope_y = random.uniform(-30, 30, 2)
-    brightness = 128 + random.uniform(-60, 60)
-    light = brightness + slope_x * (x - 0.5) + slope_y * (y - 0.5)
-    mask = np.zeros(light.shape, dtype=np.uint8)
+    light = 128 + random.uniform(-60, 60) + slope_x * (x - 0.5) + slope_y * (y - 0.5)
+    mask = np.zeros(light.shape, np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(INFO.classes))
         is_inside = _draw_shape(kind, x, y, random)
         candidates = random.uniform(10, 245, TRIES)
-        differences = np.abs(np.subtract.outer(levels, candidates))
+        differences = abs(np.subtract.outer(levels, candidates))
         levels.append(candidates[differences.min(axis=0).argmax()])
         light[is_inside] = levels[-1]
         mask[is_inside] = kind
     pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3))
-    pixels = pixels + random.normal(0, NOISE, (size, size))
-    image = pixels.round().clip(0, 255).astype(np.uint8)
+    pixels += random.normal(0, NOISE, (size, size))
     middle = slice(FINE // 2, None, FINE)
-    return image, mask[middle, middle]
+    return pixels.round().clip(0, 255).astype(np.uint8), mask[middle, middle]
 
 
 def _draw_shape(
@@ -97,13 +95,13 @@ def _draw_shape(
         return x * x + y * y < radius * radius
     # The share of the radius from the center to a side.
     num_corners, reach = (3, 0.778) if INFO.classes[kind] == "triangle" else (4, 0.886)
-    is_inside = np.ones(x.shape, dtype=bool)
+    is_inside = np.ones(x.shape, bool)
     for angle in turn + 2 * np.pi * np.arange(num_corners) / num_corners:
         is_inside &= x * np.cos(angle) + y * np.sin(angle) < reach * radius
     return is_inside
 
 
-def write_shapes(folder: Path, progress: FetchProgress | None = None) -> None:
+def write_shapes(folder: Path, progress: FetchProgress) -> None:
     """Render both splits and write them into one file.
 
     Args:

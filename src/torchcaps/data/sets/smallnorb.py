@@ -18,7 +18,6 @@ import torch
 
 from torchcaps.data._registry import (
     DatasetInfo,
-    ReadRequest,
     register_dataset,
     register_derived,
     register_format,
@@ -84,14 +83,15 @@ def matrix_bytes(array: np.ndarray) -> bytes:
     """
     magic = MAGIC.get(array.dtype.newbyteorder("<"))
     if magic is None:
-        types = ", ".join(dtype.name for dtype in MAGIC)
-        raise ArgumentError("array", f"expected one of {types}, got {array.dtype}")
+        raise ArgumentError(
+            "array", f"expected one of {', '.join(map(str, MAGIC))}, got {array.dtype}"
+        )
     sizes = (*array.shape, 1, 1)[: max(array.ndim, 3)]
     header = struct.pack(f"<Ii{len(sizes)}i", magic, array.ndim, *sizes)
     return header + array.astype(DTYPES[magic]).tobytes()
 
 
-def _find_file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
+def _find_file(folder: Path, split: str, kind: str, stem: str) -> Path | None:
     """The file of a kind ("dat", "cat", "info"), or None."""
     return plain_or_packed(folder, f"{stem}-*-{split}ing-{kind}.mat")
 
@@ -137,7 +137,7 @@ def read_norb(
     matrices = []
     for kind in KINDS:
         path = _find_file(Path(folder), split, kind, stem)
-        if path is None:
+        if not path:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
         matrices.append(read_matrix(path))
     photographs, categories, codes = matrices
@@ -150,7 +150,7 @@ def read_norb(
             f"codes [n, {len(FACTORS)}], got {photographs.dtype} {shapes}"
         )
 
-    columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
+    columns = torch.from_numpy(np.column_stack([categories, codes])).long().unbind(dim=1)
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
     if halve and pixels.shape[2:] == (96, 96):
@@ -159,7 +159,7 @@ def read_norb(
         pixels = ((rows[..., 0::2] + rows[..., 1::2] + 2) // 4).astype(np.uint8)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
-    return Dataset(images, targets, INFO.classes, name, groups=toys)
+    return Dataset(images, targets, INFO.classes, name, toys)
 
 
 def toy_numbers(categories: Labels, instances: Labels) -> Labels:
@@ -203,8 +203,9 @@ def split_views(images: Dataset, by: str) -> Views:
     is_familiar = torch.isin(images.targets[by], torch.tensor(FAMILIAR[by]))
     familiar, novel = (side.nonzero().flatten() for side in (is_familiar, ~is_familiar))
     if not (len(familiar) and len(novel)):
-        side = "familiar" if len(familiar) else "novel"
-        raise DataError(f"{images.name}: all of its images are {side} by {by}")
+        raise DataError(
+            f"{images.name}: all of its images are {'familiar' if len(familiar) else 'novel'} by {by}"
+        )
     return Views(images.subset(familiar), images.subset(novel))
 
 
@@ -215,14 +216,14 @@ def register_norb(info: DatasetInfo) -> None:
         info: of the set; its files begin with its name.
     """
 
-    @register_dataset(info)
-    def read(folder: Path, request: ReadRequest) -> Dataset | None:
-        if not _holds(folder, info.name):
-            return None
-        return read_norb(folder, request.split, name=info.name, stem=info.name)
-
+    register_dataset(info)(
+        lambda folder, request: (
+            read_norb(folder, request.split, name=info.name, stem=info.name)
+            if _holds(folder, info.name)
+            else None
+        )
+    )
     num_familiar = info.train // 3
-    kind = info.title.split(",")[0]
     for by in FAMILIAR:
         for ending, views, num_test in (
             ("", "the other two", info.test - num_familiar),
@@ -232,7 +233,7 @@ def register_norb(info: DatasetInfo) -> None:
                 info,
                 partial(_split_by, by=by, is_novel=not ending),
                 name=f"{info.name}-{by}{ending}",
-                title=f"{kind}: trained on one third of the {by}s, tested on {views}",
+                title=f"{info.title.split(',')[0]}: trained on one third of the {by}s, tested on {views}",
                 train=num_familiar,
                 test=num_test,
             )

@@ -33,8 +33,8 @@ def read_svhn(path: StrPath, name: str = "svhn") -> Dataset:
     images, labels = label_arrays(path, read_mat(path), "X", "y", (32, 32, 3))
     if not ((labels >= 1) & (labels <= 10)).all():
         raise DataError(f"{path}: expected labels from 1 to 10, where 10 is the digit 0")
-    targets = {"label": labels % 10}
-    return Dataset(images.permute(3, 2, 0, 1).contiguous(), targets, INFO.classes, name)
+    images = images.permute(3, 2, 0, 1).contiguous()
+    return Dataset(images, {"label": labels % 10}, INFO.classes, name)
 
 
 register_directory_format(

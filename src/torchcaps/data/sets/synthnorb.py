@@ -1,6 +1,5 @@
 """synthNORB and synthtoys: rendered toys with smallNORB's categories, views, split and layout."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -48,7 +47,7 @@ def render_synthnorb(
     size: int = 48,
     seed: int = 0,
     jitter: float = JITTER,
-    progress: FetchProgress | None = None,
+    progress: FetchProgress = None,
 ) -> Dataset:
     """Render a split, or a part of it: every toy from every viewpoint under every lamp.
 
@@ -81,7 +80,7 @@ def render_synthnorb(
         ("azimuths", azimuths, 36),
         ("lightings", lightings, len(LAMPS)),
     ):
-        for code in (min(codes, default=-1), max(codes, default=-1)):
+        for code in codes or [-1]:
             check_range(name, code, low=0, high=limit - 1)
     check_range("size", size, low=4)
     check_range("jitter", jitter, low=0, high=0.5)
@@ -106,8 +105,8 @@ def render_synthnorb(
     # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
     by_category = np.arange(len(scenes)).reshape(len(categories), -1)
-    places = [random.permutation(row) for row in by_category]
-    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
+    places = np.column_stack([random.permutation(row) for row in by_category])
+    order = torch.from_numpy(places.ravel())
     targets = dict(zip(("label", *FACTORS), scenes[order].unbind(dim=1), strict=True))
     groups = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
@@ -121,10 +120,10 @@ def register_rendered(name: str, render: Callable[..., Dataset]) -> None:
         render: `render(split, progress=progress)` gives a split.
     """
 
-    def write(folder: Path, progress: FetchProgress | None) -> None:
+    def write(folder: Path, progress: FetchProgress) -> None:
         for split in SPLIT:
-            images = render(split, progress=progress)
-            write_matrices(images, folder / f"{name}-rendered-{split}ing")
+            stem = folder / f"{name}-rendered-{split}ing"
+            write_matrices(render(split, progress=progress), stem)
 
     register_norb(replace(SMALLNORB, **set_facts(name), sources=(Rendering(write),)))
 
@@ -139,17 +138,16 @@ def write_matrices(images: Dataset, stem: Path) -> None:
     Raises:
         DataError: where a file cannot be written.
     """
-    codes = torch.stack([images.targets[name] for name in FACTORS], dim=1)
-    matrices = (images.images, images.labels.int(), codes.int())
-    for kind, matrix in zip(KINDS, matrices, strict=True):
+    codes = torch.column_stack([images.targets[name] for name in FACTORS]).int()
+    for kind, matrix in zip(KINDS, (images.images, images.labels.int(), codes), strict=True):
         path = stem.with_name(f"{stem.name}-{kind}.mat")
         part = path.with_name(f"{path.name}.part")
         with writing(part):
             part.write_bytes(matrix_bytes(matrix.numpy()))
-            os.replace(part, path)
+            part.replace(path)
 
 
-def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
+def render_synthtoys(split: str = "train", *, progress: FetchProgress = None) -> Dataset:
     """Render a split of synthtoys: many toys, from every viewpoint under two lamps.
 
     Five toys a category, as smallNORB has them, are too few to tell two networks apart. Each design
@@ -172,7 +170,7 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
         part = render_synthnorb(split, seed=seed, progress=progress, **SYNTHTOYS)
         instance = part.targets["instance"] + NUM_TOYS * seed
         targets = {**part.targets, "instance": instance}
-        groups = toy_numbers(targets["label"], instance)
+        groups = toy_numbers(part.labels, instance)
         parts.append(replace(part, targets=targets, groups=groups, name="synthtoys"))
     return concatenate(parts)
 

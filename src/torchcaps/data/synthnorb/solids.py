@@ -10,14 +10,12 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 KINDS = BALL, BLOCK, CONE = range(3)
 
@@ -61,7 +59,7 @@ def _turned(kind: int, center: Vector, half: Vector | float, tilt: Vector = (0, 
         half: half axes, or one radius.
         tilt: its rotation about x, then y, then z, in degrees.
     """
-    return Solid(kind, np.array(center, float), rotation(tilt) * np.asarray(half))
+    return Solid(kind, np.array(center, float), rotation(tilt) * half)
 
 
 ball = partial(_turned, BALL)
@@ -78,11 +76,11 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
         end_radius: at the end, at most `radius`; by default the same.
     """
     foot = np.asarray(start, float)
-    axis = (np.asarray(end, float) - foot) / 2
+    axis = np.subtract(end, foot) / 2
     along = axis / np.linalg.norm(axis)
     side = np.cross(along, [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0])
     side /= np.linalg.norm(side)
-    frame = np.stack([side * radius, np.cross(along, side) * radius, axis], axis=1)
+    frame = np.column_stack([side * radius, np.cross(along, side) * radius, axis])
     return Solid(CONE, foot + axis, frame, 1.0 if end_radius is None else end_radius / radius)
 
 
@@ -97,8 +95,8 @@ def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
     """
     shear = np.eye(3)
     shear[0, 1] = -sweep
-    shift = (abs(sweep) * half_span, 0, 0)
-    return Solid(BLOCK, np.subtract(center, shift), shear @ np.diag((chord, half_span, 0.03)))
+    middle = np.subtract(center, (abs(sweep) * half_span, 0, 0))
+    return Solid(BLOCK, middle, shear @ np.diag((chord, half_span, 0.03)))
 
 
 def rotation(degrees: Vector) -> np.ndarray:
@@ -126,7 +124,7 @@ class Body:
     """
 
     def __init__(self, solids: Sequence[Solid]) -> None:
-        solids = sorted(solids, key=attrgetter("kind"))
+        solids = sorted(solids, key=lambda solid: solid.kind)
         self.kinds = torch.tensor([solid.kind for solid in solids])
         self.center = _stack([solid.center for solid in solids])
         self.inverse = _stack([np.linalg.inv(solid.frame) for solid in solids])
@@ -146,18 +144,18 @@ class Body:
         # A ray parallel to a face divides by zero; one a hair off does not.
         along = self.inverse @ direction
         along = torch.where(along.abs() < TINY, TINY, along)
-        rows = self.inverse.movedim(1, 0)
         frame_origin = -(self.inverse @ self.center.unsqueeze(-1)).movedim(1, 0)
-        start = torch.baddbmm(frame_origin, rows, origins.T.expand(3, -1, -1))
+        start = torch.baddbmm(frame_origin, self.inverse.movedim(1, 0), origins.T.expand(3, -1, -1))
 
         counts = self.kinds.bincount(minlength=len(KINDS)).tolist()
-        starts = start.split(counts, dim=1)
-        alongs = along.T.unsqueeze(-1).split(counts, dim=1)
-        tops = self.top.unsqueeze(-1).split(counts)
-        distances = []
-        for rays in zip(KINDS, starts, alongs, tops, strict=True):
-            distances.append(torch.stack(_intersect(*rays)))
-        enter, leave = torch.cat(distances, dim=1)
+        rays = zip(
+            KINDS,
+            start.split(counts, dim=1),
+            along.T.unsqueeze(-1).split(counts, dim=1),
+            self.top.unsqueeze(-1).split(counts),
+            strict=True,
+        )
+        enter, leave = torch.cat([torch.stack(_intersect(*of_kind)) for of_kind in rays], dim=1)
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
@@ -175,17 +173,16 @@ class Body:
         top = self.top[solid]
         slope = (top - 1) / 2
         radius = (1 + top) / 2 + slope * z
-        mantle = torch.stack([x, y, -radius * slope], dim=-1)
-        zero = torch.zeros_like(x)
-        lid = torch.stack([zero, zero, z.sign()], dim=-1)
+        mantle = torch.column_stack([x, y, -radius * slope])
+        lid = local.sign() * torch.tensor([0, 0, 1])
         to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
         is_lid = (1 - z.abs()).abs() < to_mantle
-        cone_normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
-        normals = torch.where(kind == BLOCK, local.sign() * is_face, cone_normals)
+        normals = torch.where(is_lid.unsqueeze(-1), lid, mantle)
+        normals = torch.where(kind == BLOCK, local.sign() * is_face, normals)
         normals = torch.where(kind == BALL, local, normals)
 
         # Normals turn with the inverse's transpose.
-        return normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
+        return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
 
 
 def _intersect(kind: int, start: Tensor, along: Tensor, top: Tensor) -> Interval:
@@ -206,17 +203,17 @@ def _intersect(kind: int, start: Tensor, along: Tensor, top: Tensor) -> Interval
         discriminant = middle * middle - c / a  # below 0: the ray passes by
         root = discriminant.clamp(min=0).sqrt()
         return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
-    if kind == BLOCK:  # every coordinate is between -1 and 1
-        middle = -start / along
-        half = 1 / along.abs()
-        return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
-    # Between the lids of a cone: x² + y² < (radius at z)², again a quadratic inequality in t.
-    x, y, z = start
-    u, v, w = along
-    middle = -z / w
-    half = 1 / w.abs()
+    # Where each coordinate is between -1 and 1.
+    middle = -start / along
+    half = 1 / along.abs()
     enter = middle - half
     leave = middle + half
+    if kind == BLOCK:
+        return enter.amax(dim=0), leave.amin(dim=0)
+    # Between the lids of a cone: x² + y² < (radius at z)², again a quadratic inequality in t.
+    enter, leave = enter[2], leave[2]
+    x, y, z = start
+    u, v, w = along
 
     # The radius is linear in the distance t: radius + slope t.
     taper = (top - 1) / 2
@@ -292,11 +289,11 @@ def make_toy(category: int, instance: int, seed: int = 0, *, jitter: float = JIT
 def _reach(solid: Solid) -> np.ndarray:
     """How far a solid reaches from its center along x, y and z; a cone counts as a cylinder."""
     if solid.kind == BALL:
-        return np.sqrt((solid.frame**2).sum(axis=1))
+        return np.linalg.norm(solid.frame, axis=1)
     if solid.kind == BLOCK:
-        return np.abs(solid.frame).sum(axis=1)
+        return abs(solid.frame).sum(axis=1)
     x, y, z = solid.frame.T
-    return np.sqrt(x**2 + y**2) + np.abs(z)
+    return np.sqrt(x**2 + y**2) + abs(z)
 
 
 class Lamp(NamedTuple):
@@ -359,8 +356,8 @@ def photograph(
     # Rays start in a plane before the camera, 2 × 2 for a pixel.
     along = ((torch.arange(2 * size) + 0.5) / size - 1) * EXTENT
     rows, columns = torch.meshgrid(-along, along, indexing="ij")
-    target = torch.tensor([0.0, 0.0, TARGET_HEIGHT])
-    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up + target
+    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up
+    origins += torch.tensor([0.0, 0.0, TARGET_HEIGHT])
     origins += CAMERA_DISTANCE * eye
 
     # What each ray meets first: the body, or else the table.
@@ -390,7 +387,7 @@ def photograph(
         light = lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine
         gray = (light * surface_albedo).reshape(size, 2, size, 2).mean(dim=(1, 3))
         photographs.append((gray.clamp(0, 1) * 255).round())
-    return torch.stack(photographs).to(torch.uint8)
+    return torch.stack(photographs).byte()
 
 
 def _direction(height: float, azimuth: float) -> Tensor:
