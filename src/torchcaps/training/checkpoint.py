@@ -7,6 +7,7 @@ itself: whoever loads the file passes the function, or has imported its module b
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -111,7 +112,7 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        with use_generator(generator):
+        with use_generator(generator) if generator else nullcontext():
             if builder:
                 model = builder(**options)
             else:
