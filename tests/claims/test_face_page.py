@@ -71,11 +71,12 @@ def settle(page):
 
 
 def answers_of(page):
-    """The bars of the chosen object, a length and a probability, as they are drawn."""
-    widths = (
-        "return [...document.querySelectorAll('.longest .track i')].map((bar) => bar.style.width)"
-    )
-    return page.run(widths)
+    """The bars of all objects, lengths and probabilities, as they are drawn."""
+    script = """
+      const widths = (unit) => [...unit.querySelectorAll(".track i")].map((bar) => bar.style.width);
+      return [...document.querySelectorAll("#answers section")].map((unit) => widths(unit).join());
+    """
+    return page.run(script)
 
 
 def handles(page):

@@ -252,7 +252,7 @@ def test_wrong_arguments():
     [
         (
             {"pose": torch.ones(3, 6, 2)},
-            "pose: expected in_dim to be a multiple of 3, as weight has it, got 2",
+            "pose: expected in_dim to be a multiple of 3, as in weight, got 2",
         ),
         ({"pose": torch.ones(1, 6, 3)}, r"activation: expected the poses' \[1, 6\], got \[3, 6\]"),
         ({"weight": torch.ones(4, 4, 3, 5)}, "weight: expected matrices for 6 children, got 4"),

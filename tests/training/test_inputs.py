@@ -91,7 +91,7 @@ def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
     pictures = [Image.new("L", (40, 40), 90), tmp_path / "red.png"]
     images = as_set(pictures, ["gray", "red"], model)
     assert (images.img_size, images.in_chans, images.classes) == ((20, 20), 1, ("gray", "red"))
-    with pytest.raises(DataError, match="as the first one of the set is"):
+    with pytest.raises(DataError, match="as the first one of the set, got"):
         as_set(pictures, ["gray", "red"])
 
 

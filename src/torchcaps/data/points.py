@@ -122,9 +122,10 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
         DataError: other axes, fewer than two points, NaN, or a set whose points are all the same.
     """
     if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
+        shape = named_shape(("n", "points", "coordinates"), sets.shape)
         raise DataError(
             f"{source}: expected [n, points, coordinates] with 2 points or more "
-            f"and 2 or 3 coordinates, got {list(sets.shape)}"
+            f"and 2 or 3 coordinates, got {shape}"
         )
     if sets.dtype.kind not in "iuf":
         raise DataError(f"{source}: expected coordinates that are numbers, got {sets.dtype}")

@@ -79,14 +79,11 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
         for row in rows:
             line = f"{path} line {rows.line_num}"
             name = row[file].strip()
-            image = os.path.join(path.parent, name)
-            if not os.path.isfile(image):
-                missing[image] = f"{line}: no such file {image}"
-                continue
             cells = [row[column].strip() for column in columns]
             labels: Names = ()
+            numbers = []
             if options.value_column:
-                values.append([_read_number(line, cell) for cell in cells])
+                numbers = [_read_number(line, cell) for cell in cells]
             else:
                 labels = _read_labels(line, name, cells, options.label_separator)
             group = find_group(options.group_pattern, name)
@@ -94,6 +91,11 @@ def read_table(path: StrPath, request: ReadRequest) -> Dataset:
                 group = row[options.group_column].strip()
                 if not group:
                     raise DataError(f"{line}: expected a group in {options.group_column!r}")
+            image = os.path.join(path.parent, name)
+            if not os.path.isfile(image):
+                missing[image] = f"{line}: no such file {image}"
+                continue
+            values.append(numbers)
             entries.append(Entry(image, labels, row_split(line, row), group))
     num_images = len(entries) + len(missing)
     notes = damage_notes(path.stem, missing, num_images, options.skip_damaged)

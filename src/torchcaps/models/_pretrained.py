@@ -101,10 +101,11 @@ def pretrained_model(
     weights = load_file(file)
     with on_meta():
         state = build(**trained, **all_options).state_dict()
-    misfits = state.keys() - fitting_weights(state, weights)
+    fitting = fitting_weights(state, weights)
+    misfits = [key for key in state if key not in fitting]
     if misfits:
         raise ArgumentError(
-            "pretrained", f"the weights of {name} do not fit these options, such as {min(misfits)}"
+            "pretrained", f"the weights of {name} do not fit these options, such as {misfits[0]}"
         )
 
     model = build(**all_sizes, **all_options)

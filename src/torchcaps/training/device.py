@@ -16,7 +16,7 @@ import torch
 
 from torchcaps import plugins
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, RunError, TrainingError, check_positive, check_range
+from torchcaps.errors import ArgumentError, RunError, TrainingError, check_range
 from torchcaps.types import Json
 
 # Kinds of devices beside the CPU, in the order in which "auto" looks for them.
@@ -37,7 +37,7 @@ def resolve_device(name: str) -> torch.device:
         name = f"cuda:{name}"
     if name == "auto":
         usable = (kind for kind in ACCELERATORS if getattr(torch, kind).is_available())
-        name = next(usable, "cpu")
+        return torch.device(next(usable, "cpu"))
     try:
         device = torch.device(name)
         if torch.zeros(1, device=device).item() != 0:  # "meta" has no values at all
@@ -122,7 +122,7 @@ def memory_errors(batch_size: int = 1) -> Iterator[None]:
         raise
 
 
-def set_threads(argument: str, count: Any) -> None:
+def set_threads(argument: str, count: object) -> None:
     """Let torch take so many threads, also in trainings to come.
 
     Args:
@@ -137,11 +137,12 @@ def set_threads(argument: str, count: Any) -> None:
     _default = 0
 
 
-def check_threads(argument: str, count: Any) -> int:
+def check_threads(argument: str, count: object) -> int:
     """The count, if it is a number of threads that a machine can start; else ArgumentError."""
-    check_positive(**{argument: count})
-    check_range(argument, count, high=max(MAX_THREADS, os.cpu_count() or 1))
-    return int(count)
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ArgumentError(argument, f"expected a whole number, got {count!r}")
+    check_range(argument, count, low=1, high=max(MAX_THREADS, os.cpu_count() or 1))
+    return count
 
 
 @contextmanager

@@ -13,16 +13,18 @@ Words:
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from torchcaps.errors import ArgumentError
-from torchcaps.training.loop import Trainer
 from torchcaps.training.tape import Tape
 from torchcaps.transfer import to_device
+
+if TYPE_CHECKING:
+    from torchcaps.training.loop import Trainer
 
 NUM_WARM_UP = 3  # steps, in which kernels are chosen and loaded, and the optimizer makes its state
 ALIGNMENT = 16  # bytes, of each tensor that is sent
@@ -41,7 +43,7 @@ class StepGraph:
         reason: why there is no graph, the rest of a sentence; empty where there may be one.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: "Trainer") -> None:
         self.trainer = trainer
         self.device = trainer.updater.device
         self.reason = ""
@@ -166,7 +168,7 @@ class StepGraph:
             self.trainer.messages.append(f"the steps are taken without a CUDA graph: {reason}")
 
 
-def find_obstacle(trainer: Trainer) -> str:
+def find_obstacle(trainer: "Trainer") -> str:
     """Why the steps of a training cannot be replayed, the rest of a sentence; empty if they can."""
     updater = trainer.updater
     if trainer.config.training.graph == "no":

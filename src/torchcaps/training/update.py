@@ -223,7 +223,8 @@ class Updater:
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
                 weight = self.ranks.world_size * part_size / batch_size
-                self.scaler.scale(losses["loss"] * weight).backward()
+                loss = losses["loss"] if weight == 1 else losses["loss"] * weight
+                self.scaler.scale(loss).backward()
             # Without the graph of the gradients, which would keep their memory.
             losses = {name: value.detach() for name, value in losses.items()}
             part_losses.append((losses, part_size))

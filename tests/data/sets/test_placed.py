@@ -82,7 +82,7 @@ def test_a_batch_uses_every_place():
 
 def test_a_resized_canvas_is_refused():
     wide = placed(make_source(), 16).resized(20, None)
-    with refusal("placed-toy: expected canvases of 16 pixels, as they were"):
+    with refusal("placed-toy: expected the canvases of 16 pixels, got"):
         draw(wide, [0])
 
 

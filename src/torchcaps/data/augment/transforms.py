@@ -190,7 +190,7 @@ class Transforms:
         if crop is not None:
             self.steps.append((Augmentation("crop", _crop, object, MOVED, CROP_ORDER), crop))
         for augmentation in ordered_augmentations():
-            if mask_classes and augmentation.moves and "mask" not in augmentation.moves:
+            if mask_classes is not None and augmentation.moves and "mask" not in augmentation.moves:
                 augmentation.refuse(settings, "images with masks, which would not fit")
             elif configured := augmentation.configured(settings):
                 self.steps.append((augmentation, configured))
@@ -217,7 +217,7 @@ class Transforms:
         """
         planes = {"inputs": batch.inputs}
         targets = dict(batch.targets)
-        if self.steps and "mask" in targets and self.mask_classes:
+        if self.steps and "mask" in targets and self.mask_classes is not None:
             planes["mask"] = one_hot_foreground(targets["mask"], self.mask_classes - 1)
         if self.steps and "singles" in targets:
             planes["singles"] = targets["singles"].flatten(1, 2)
