@@ -269,8 +269,8 @@ const share = (part) => `${Math.round(100 * part)} %`;
 
 /** What was measured of the stored networks on images that they were not trained on. */
 function makeMeasured(kinds) {
-  const counts = page.answers.map(({ head: { measured } }) => measured.toLocaleString("en"));
-  const caption = make("caption", {}, `Still accepted, of ${counts.join(" and ")} held-out images a kind`);
+  const count = page.answers[0].head.measured.toLocaleString("en");
+  const caption = make("caption", {}, `Still accepted, of ${count} held-out images a kind`);
   const head = make("tr", {}, make("th", { scope: "col" }, "parts"));
   head.append(...page.answers.map(({ unit }) => make("th", { scope: "col" }, unit.title)));
   const rows = kinds.map((kind) => {
