@@ -411,7 +411,10 @@ def test_names_and_paths_train_in_the_next_free_folder(bars, finished, tmp_path,
         train("capsnet", **(tiny(bars).flat() | {"callbacks": [stop_after(1)]}))
     with pytest.raises(ArgumentError, match="epochs: expected 2, as the run was started, got 3"):
         train("capsnet", resume=True, epochs=3, data=bars)
-    run = train("capsnet", resume=True, epochs=2, data=bars)
+    graphs = []
+    watch = Watch(on_step=lambda trainer, _: graphs.append(trainer.config.training.graph))
+    run = train("capsnet", resume=True, epochs=2, data=bars, graph="no", callbacks=[watch])
     assert run.path == Path("runs/capsnet-bars")
+    assert set(graphs) == {"no"}  # the run was started with "auto"
     with pytest.raises(UnknownNameError, match="unknown recipe or model 'capsnot'; did you mean"):
         train("capsnot")

@@ -433,7 +433,8 @@ def pose_axes(model: nn.Module, images: Images, labels: Labels) -> dict[int, Pos
     with evaluating(network):
         pose, activation = network.capsules(images.to(device_of(network)))
         pose = pose.cpu()
-        is_right = activation.argmax(dim=1).cpu() == labels.cpu()
+        labels = labels.cpu()
+        is_right = activation.argmax(dim=1).cpu() == labels
         for label in range(activation.shape[1]):
             is_example = is_right & (labels == label)
             if int(is_example.sum()) >= MIN_IMAGES:

@@ -10,7 +10,7 @@ from torch import nn
 from torchcaps.data import Dataset
 from torchcaps.distributed import current, main_first
 from torchcaps.models import model_info
-from torchcaps.settings import TrainConfig
+from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.tasks import complete_config, create_task, task_class, without_default_changes
 from torchcaps.training.calibration import preprocessing
 from torchcaps.training.callbacks import Callback, ProgressBar
@@ -21,7 +21,7 @@ from torchcaps.training.fitting import fit
 from torchcaps.training.folder import Interrupted as Interrupted, RunFolder, check_new
 from torchcaps.training.initial import InitialWeights
 from torchcaps.training.recipes import default_folder, resolve_recipe
-from torchcaps.training.run import Run, is_complete, resumed_config
+from torchcaps.training.run import RESUME_OVERRIDES, Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
 from torchcaps.types import StrPath, set_model_metadata
 
@@ -43,8 +43,8 @@ def train(
     Args:
         recipe_or_config: what to run: name of a recipe or of a model, path of a `.toml` file, or a
             configuration. A model by its name alone shifts images by up to 2 pixels (`shift=2`).
-            With `resume`, the folder's own configuration is used, and of this one only a device
-            other than "auto", a root, max_bytes and workers.
+            With `resume`, the folder's own configuration is used, and of this one only device,
+            graph, root, max_bytes, workers and log, where they are not the defaults.
         output: the run folder; must not hold a run, unless `resume`. By default the next free name
             below `runs`; with `resume` the newest that is taken.
         resume: continue the run in `output`, bit for bit on the same machine: with the number of
@@ -82,11 +82,9 @@ def train(
             saved = Run.open(output).config
             can_extend = is_complete(run)
         resumed = resumed_config(ranks.broadcast(saved), settings, ranks.broadcast(can_extend))
-        place = None if config.training.device == "auto" else config.training.device
-        data = config.data
-        config = resumed.updated(
-            device=place, root=data.root, max_bytes=data.max_bytes, workers=data.workers
-        )
+        values = config.flat()
+        names = [name for name in RESUME_OVERRIDES if values[name] != known_settings()[name].default]
+        config = resumed.updated(**{name: values[name] for name in names})
     elif ranks.is_main:
         check_new(run)
     device = resolve_device(config.training.device)

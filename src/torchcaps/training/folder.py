@@ -220,7 +220,8 @@ class RunFolder(Callback):
         updater.optimizer.load_state_dict(moments)
         if average:
             average.load(averages)
-        updater.scaler.load_state_dict(trainer.state.loss_scale)
+        if trainer.state.loss_scale:  # there is none before the first step
+            updater.scaler.load_state_dict(trainer.state.loss_scale)
 
     def _save(self, trainer: Trainer) -> None:
         """Save the state; that of the loss scale is read from the device here."""

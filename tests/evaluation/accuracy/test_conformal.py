@@ -14,7 +14,7 @@ VAL_LABELS = torch.zeros(9, dtype=torch.int64)
 
 @pytest.mark.parametrize(
     ("level", "threshold"),
-    [(0.9, 0.2), (0.8, 0.3), (0.5, 0.6), (0.95, 0.0)],  # ranks 1, 2, 5 and 0 of (9 + 1)(1 - level)
+    [(0.9, 0.2), (0.8, 0.3), (0.5, 0.6), (0.95, 0.0), (0.0, 0.95)],  # ranks 1, 2, 5, 0 and 9
 )
 def test_the_threshold_is_the_quantile_of_held_out_images(level, threshold):
     new = torch.tensor([[0.2, 0.8], [0.31, 0.69], [0.6, 0.4], [0.19, 0.81]])

@@ -325,6 +325,7 @@ def conformal_sets(
     check_range("level", level, low=0, high=1)
     true_class = val_probabilities.gather(1, val_labels.unsqueeze(1)).flatten().sort().values
     rank = math.floor((len(val_labels) + 1) * (1 - level) + ROUNDING)
+    rank = min(rank, len(val_labels))  # at level 0 there is no such probability
     if rank == 0:
         return torch.ones_like(probabilities, dtype=torch.bool)
     return probabilities >= true_class[rank - 1]
