@@ -83,7 +83,9 @@ def train(
             can_extend = is_complete(run)
         resumed = resumed_config(ranks.broadcast(saved), settings, ranks.broadcast(can_extend))
         values = config.flat()
-        names = [name for name in RESUME_OVERRIDES if values[name] != known_settings()[name].default]
+        names = [
+            name for name in RESUME_OVERRIDES if values[name] != known_settings()[name].default
+        ]
         config = resumed.updated(**{name: values[name] for name in names})
     elif ranks.is_main:
         check_new(run)
