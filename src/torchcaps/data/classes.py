@@ -211,7 +211,8 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     if sizes.min() < per_class:
         raise ArgumentError(
             "per_class",
-            f"expected at most {sizes.min()}, the images of class {classes[sizes.argmin()]}, got {per_class}",
+            f"expected at most {sizes.min()}, the images of class {classes[sizes.argmin()]}, "
+            f"got {per_class}",
         )
     return torch.from_numpy(np.sort(_choose(array, np.full(len(classes), per_class), seed)))
 

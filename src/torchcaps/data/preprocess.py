@@ -121,8 +121,6 @@ class Preprocess:
         Raises:
             DataError: a size for inputs that have their own, or another change of channels.
         """
-        if img_size is not None and cls.target_size is None:
-            raise DataError(f"img_size: expected None for images of several sizes, got {img_size}")
         return fit_images(inputs, img_size, in_chans)
 
     @classmethod
@@ -260,6 +258,12 @@ class OwnSizePreprocess(Preprocess, kind="sizes"):
     """Takes pictures at their own size, which is `img_size` or larger."""
 
     target_size = None
+
+    @classmethod
+    def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
+        if img_size is not None:
+            raise DataError(f"img_size: expected None for images of several sizes, got {img_size}")
+        return super().resize(source, inputs, img_size, in_chans)
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ def transformed_pairs(
     check_known("pose", pose, Pose)
     ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
     for name, limit in ranges.items():
-        check_range(name, limit, 0, MAX_ZOOM if name == "zoom" else None)
+        check_range(name, limit, low=0, high=MAX_ZOOM if name == "zoom" else None)
     if pose == "translation":
         ranges |= dict.fromkeys(CHANGES, 0.0)
     return _make_pairs(

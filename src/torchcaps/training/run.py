@@ -234,14 +234,18 @@ def resumed_config(
     before = saved.flat()
     changed = saved.updated(**settings).flat()
     epochs = changed["epochs"]
-    is_longer = can_extend and epochs > before["epochs"]
     for name, setting in changed.items():
-        if name in RESUME_OVERRIDES or setting == before[name] or (name == "epochs" and is_longer):
+        if name in RESUME_OVERRIDES or setting == before[name]:
             continue
-        if name == "epochs":
-            setting = f"{setting}; only a run whose epochs are all done takes more"
-        raise ArgumentError(name, f"expected {before[name]}, as the run was started, got {setting}")
-    if not is_longer:
+        expected = f"expected {before[name]}, as the run was started"
+        if name == "epochs" and can_extend:
+            expected = f"expected at least {before[name]}, the epochs that are done"
+            if epochs > before[name]:
+                continue
+        elif name == "epochs":
+            setting = f"{setting}; only a run whose epochs are all done can be trained further"
+        raise ArgumentError(name, f"{expected}, got {setting}")
+    if epochs == before["epochs"]:
         return saved
     return saved.updated(epochs=epochs, extended_at=(*before["extended_at"], before["epochs"]))
 
