@@ -172,7 +172,8 @@ def _choose_backend(device: str, local_rank: int) -> str:
         return "gloo"
     if local_rank >= torch.cuda.device_count():
         raise TrainingError(
-            f"device: expected a GPU for each process of this machine, found {torch.cuda.device_count()}"
+            "device: expected a GPU for each process of this machine, "
+            f"found {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"

@@ -282,10 +282,8 @@ def stratified_folds(
         _, units = np.unique(groups.cpu().numpy(), return_inverse=True)
     num_units = int(units.max()) + 1
     if num_units < num_folds:
-        raise ArgumentError(
-            "folds",
-            f"expected at most {num_units}, the {'images' if groups is None else 'groups'}, got {num_folds}",
-        )
+        kind = "images" if groups is None else "groups"
+        raise ArgumentError("folds", f"expected at most {num_units}, the {kind}, got {num_folds}")
     # RandomState is frozen by numpy's policy; see `stratified_split`.
     order = np.random.RandomState(seed).permutation(num_units)
     folds = np.empty(num_units, np.int64)

@@ -171,7 +171,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensors]]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.name!r}: {len(self):,} images "
-            f"{' × '.join(map(str, self.inputs.shape[1:]))} {str(self.inputs.dtype).removeprefix('torch.')}, "
+            f"{' × '.join(map(str, self.inputs.shape[1:]))} "
+            f"{str(self.inputs.dtype).removeprefix('torch.')}, "
             f"{self.num_classes} classes: {join_names(self.classes)})"
         )
 
@@ -496,7 +497,8 @@ def check_count(source: str, num_classes: int) -> None:
     """
     if num_classes > MAX_CLASSES:
         raise DataError(
-            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; number them from 0"
+            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; "
+            "number them from 0"
         )
 
 

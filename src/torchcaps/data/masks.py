@@ -124,7 +124,8 @@ def read_masks(root: StrPath, request: ReadRequest) -> Dataset:
             for stem in sorted(files, key=natural_key):
                 if stem not in images or stem not in masks:
                     raise DataError(
-                        f"{files[stem]}: there is no {'mask' if stem in images else 'image'} of this name beside it"
+                        f"{files[stem]}: there is no {'mask' if stem in images else 'image'} "
+                        "of this name beside it"
                     )
                 pairs.append(MaskPair(images[stem], masks[stem], split))
         return _read_pairs(root.resolve().name, pairs, root, request)

@@ -244,7 +244,8 @@ class Preprocess:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
-                f"preprocess: expected img_size [height, width] and in_chans, got {repr(settings)[:MAX_REPR]}"
+                "preprocess: expected img_size [height, width] and in_chans, "
+                f"got {repr(settings)[:MAX_REPR]}"
             ) from None
         return preprocess_class((height, width), channels, crop, form)
 

@@ -233,7 +233,8 @@ def register_norb(info: DatasetInfo) -> None:
                 info,
                 partial(_split_by, by=by, is_novel=not ending),
                 name=f"{info.name}-{by}{ending}",
-                title=f"{info.title.split(',')[0]}: trained on one third of the {by}s, tested on {views}",
+                title=f"{info.title.split(',')[0]}: trained on one third of the {by}s, "
+                f"tested on {views}",
                 train=num_familiar,
                 test=num_test,
             )
